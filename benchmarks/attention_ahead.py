@@ -1,4 +1,4 @@
-"""What a race of attention runs, compiled before it, some problems at a time.
+"""Programs of a race of attention, compiled before it, some problems at a time.
 
 Kernels are compiled in processes, also while others race; the programs around them in
 threads, with the operands' and the comparison's, while nothing runs. The first run of
@@ -43,7 +43,7 @@ Run = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What is needed to race a problem.
+    """A problem that is ready to race.
 
     Attributes:
       operands: makes them from a seed.
@@ -124,7 +124,7 @@ def _workers() -> int:
 
 
 def _kernels(device: Device) -> Ahead:
-    """What compiles kernels in processes; nothing, where there are none."""
+    """The pool of processes that compiles kernels; without processes on a CPU."""
     if not isinstance(device, CudaDevice):
         return Ahead(None, device)
     return Ahead(CompilePool(options().directory, workers=_workers()), device)
@@ -155,7 +155,7 @@ def _compiled(kernels: Ahead, problem: AttentionProblem, choice: Choice) -> Run:
 
 
 def _operands_compiled(problem: AttentionProblem) -> tuple[Run, Run]:
-    """What makes the operands, and what compares two results."""
+    """The functions that make the operands and compare two results, compiled."""
     operands = functools.partial(_operands, problem)
     untuned = _UNTUNED if _is_gpu() else None
     lowered = jax.jit(operands).lower(jnp.uint32(0))

@@ -62,7 +62,7 @@ Races = list[tuple[AttentionProblem, "Raced | str"]]  # or why there was none
 
 
 def default(problem: AttentionProblem, device: Device) -> Choice:
-    """What runs where nothing was measured."""
+    """The choice where nothing was measured."""
     return decide(diagnose(problem, device)).choice
 
 
@@ -94,7 +94,7 @@ def cudnn(problem: AttentionProblem, device: Device) -> Choice | None:
 
 
 def _configs(variant: Any, problem: AttentionProblem, device: Device) -> list[Any]:
-    """Of one variant, the legal ones among those near its default."""
+    """The legal configs of a variant among those near its default."""
     usual = variant.heuristic(problem, device)
     near: Iterable[dict[str, Any]]
     if variant is ATTENTION_SM90:

@@ -57,7 +57,7 @@ class Racer:
         group: Sequence[AttentionProblem],
         following: Sequence[AttentionProblem] = (),
     ) -> Races:
-        """Of each problem the race, or why there was none.
+        """Each problem's race, or why there was none.
 
         Args:
           group: the problems.

@@ -1,4 +1,4 @@
-"""What the cases of ``attention_suite`` are made of: who races, on which operands."""
+"""Parts of the cases of ``attention_suite``: who races, on which operands."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _who(twin: str, program: str) -> str:
 
 
 def _ratios(case: Case, times: dict[str, list[float]], us: dict[str, float]) -> Row:
-    """Of each peer's time by ours, by its name, and rates of ours."""
+    """Each peer's time divided by ours, by the peer's name, and our rates."""
     problem = case.problem
     found = {
         name: common.median_ratio(times, name, "ours")

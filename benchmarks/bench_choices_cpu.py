@@ -223,7 +223,7 @@ FIGURES = ("group", "drawn", "ours", "geomean", "lowest", "lost", "geomean of ou
 
 
 def figures(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Of each group, the ratio of the policy's choices and of always choosing ours."""
+    """Ratios of the policy's choices and of always choosing ours, for each group."""
     found = []
     for group in dict.fromkeys(row["group"] for row in rows):
         own = [row for row in rows if row["group"] == group]

@@ -161,7 +161,7 @@ def peers(length: int) -> Iterator[dict[str, Any]]:
 
 
 def _in_program(length: int) -> float:
-    """What one more launch adds to the wall-clock time of a program."""
+    """Wall-clock time that one more launch adds to a program."""
     op = tracea.cuda_kernel(ADD_ONE, scalars={"n": lambda x: x.size})
     x = jnp.zeros(ELEMENTS)
 

@@ -68,7 +68,7 @@ def identity(entry: Entry, record: dict[str, Any]) -> str:
 
 
 def compiled(entries: Iterable[Entry]) -> dict[str, Compiled]:
-    """What this version of the package compiles for all that entries name."""
+    """Code that this version of the package compiles for all choices of entries."""
     found: dict[str, Compiled] = {}
     for entry in entries:
         if (device := _DEVICES.get(entry.environment.device)) is None:
@@ -115,7 +115,7 @@ def compiled_at(revision: str, data: pathlib.Path) -> dict[str, Compiled]:
 
 
 def sections(image: bytes) -> list[bytes]:
-    """Of a cubin: name and content of the sections that say what the GPU runs."""
+    """Names and contents of the sections of a cubin that the GPU executes."""
     (table,) = struct.unpack_from("<Q", image, 0x28)
     count, of_names = struct.unpack_from("<HH", image, 0x3C)
     headers = [
@@ -152,7 +152,7 @@ def launch_of(kernel: Texts) -> str:
 
 
 def judged(before: dict[str, Compiled], now: dict[str, Compiled]) -> dict[str, bool]:
-    """Of each choice whose hash has changed, whether it runs what it ran."""
+    """Whether each choice whose hash has changed still runs the same machine code."""
     changed = [k for k in now if k in before and before[k][0] != now[k][0]]
     pairs = {k: (before[k][1], now[k][1]) for k in changed}
     texts = dict.fromkeys(

@@ -68,7 +68,7 @@ Runs = dict[Choice, Run]
 
 @functools.cache
 def default(problem: Conv2dProblem, device: Device) -> Choice:
-    """What runs where nothing was measured."""
+    """The choice where nothing was measured."""
     return decide(diagnose(problem, device)).choice
 
 
@@ -111,7 +111,7 @@ def share(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What is needed to race a problem.
+    """A problem that is ready to race.
 
     Attributes:
       runs: of each choice that can run.
@@ -184,7 +184,7 @@ def _is_large(array: Any) -> bool:
 
 @functools.cache
 def _tiled(shape: tuple[int, ...], dtype: str, seed: int) -> Run:
-    """What makes a large array of random numbers."""
+    """A compiled function that makes a large array of random numbers."""
     numbers, size = jax.device_put(_numbers(dtype)), math.prod(shape)
 
     def make(numbers: jax.Array) -> jax.Array:
@@ -307,7 +307,7 @@ def _progress(count: int, of: int, spent: Mapping[str, float], end: float) -> st
 def _survived(
     race: Callable[..., Any], group: Sequence[Prepared], device: Device
 ) -> list[tuple[Conv2dProblem, Raced | str]]:
-    """What a race finds; if it breaks, those of the problems one by one."""
+    """Results of a race; if it breaks, those of the problems one by one."""
     try:
         return race(group, device)
     except Exception as e:  # the others go on

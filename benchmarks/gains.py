@@ -46,7 +46,7 @@ def gains(results: pathlib.Path) -> str:
         (kind, *(_cell(found.get((kind, place), [])) for place in _COLUMNS.values()))
         for kind in _KINDS
     ]
-    return table("", " | ".join(titles), rows)
+    return table("", " | ".join(titles), rows).strip() + "\n"
 
 
 def kind_of(program: str) -> str | None:

@@ -30,7 +30,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of some tests of a file.
+    """The outcome of some tests of a file.
 
     Attributes:
       passed, failed, skipped: numbers of tests.

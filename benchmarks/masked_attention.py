@@ -116,7 +116,7 @@ def _bias(group: str, passes: Passes) -> Case:
 
 
 def _scores(group: str, passes: Passes, text: str, **how: Any) -> Case:
-    """What cuDNN has not: beside the same attention without it."""
+    """A case of causal attention with a score modifier or sinks, which cuDNN lacks."""
     p = USUAL
     names = () if how else ("sinks",)
 

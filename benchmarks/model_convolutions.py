@@ -83,7 +83,7 @@ def resnet50() -> Iterator[Layer]:
 
 
 def unet() -> Iterator[Layer]:
-    """Of Stable Diffusion: latents of 64 x 64 x 4."""
+    """Layers of Stable Diffusion's U-Net, for latents of 64 x 64 x 4."""
     widths = {64: 320, 32: 640, 16: 1280, 8: 1280}
     for size, channels in widths.items():
         yield Layer(size=size, inputs=channels, outputs=channels, fused=_ADDED)

@@ -40,7 +40,7 @@ _STALL = re.compile(r"^\s+Stall ([\w ]+?)\s{2,}inst\s+([\d.]+)\s*$", re.MULTILIN
 
 
 def cases() -> Iterator[Case]:
-    """What is profiled: what missed its bar once, and what may."""
+    """Profiled cases: those that missed their bar once, and those that may."""
     wanted = {
         "backward": ("backward",),
         "masks": (

@@ -46,7 +46,7 @@ def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def of_ops() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What programs call, with the default configs."""
+    """Ops that programs call, with the default configs."""
     import jax
     import numpy as np
 

@@ -85,7 +85,7 @@ class Kind:
 
 
 def executed(workload: Any, problem: Any, choice: Choice) -> Any:
-    """What a choice computes of operands that were made where nobody watches."""
+    """Results of a choice on operands made outside of the sanitizer's view."""
     import jax
 
     with jax.default_device(jax.devices("cpu")[0]):
@@ -171,7 +171,7 @@ def _conv(
     choices: dict[str, Any] | None = None,
     **fields: Any,
 ) -> tuple[Conv2dProblem, dict[str, Any]]:
-    """Of (images, rows, columns), padded as "SAME" is without strides."""
+    """A convolution of (images, rows, columns), padded like "SAME" without strides."""
     pads = tuple(((k - 1) // 2, k // 2) for k in kernel)
     dtypes: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "out"), "bfloat16")
     problem = Conv2dProblem(
@@ -186,7 +186,7 @@ def _conv(
 def _grouped(
     each: int, channels: int, size: tuple[int, int, int] = (2, 13, 17), **how: Any
 ) -> tuple[Conv2dProblem, dict[str, Any]]:
-    """Of ``each`` channels a group."""
+    """A grouped convolution with ``each`` channels per group."""
     return _conv(size, (channels, channels), groups=channels // each, **how)
 
 

@@ -63,11 +63,8 @@ def headline(results: Results) -> str:
             ratios = list(itertools.chain(*(kinds[k] for k in kinds if k.op == op)))
             peers = " or ".join(dict.fromkeys(k.peer for k in kinds if k.op == op))
             rows.append((name, _OPS[op], peers, *_summed(ratios)))
-    return table(
-        "",
-        "machine | ops | compared with | cases: | geometric mean: | lowest:",
-        rows,
-    )
+    titles = "machine | ops | compared with | cases: | geometric mean: | lowest:"
+    return table("", titles, rows).strip() + "\n"
 
 
 _OPS = {"matmul": "matmul", "conv2d": "convolution", "attention": "attention"}

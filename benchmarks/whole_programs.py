@@ -72,7 +72,7 @@ def programs(sizes: str) -> Iterator[Program]:
 
 
 def _full() -> Iterator[Program]:
-    """What the bars are about."""
+    """The programs that the bars are set for."""
     yield gpt2_step(
         GPT2_124M, _least(ratio=2.0, wall_ratio=2.0) + (_most("memory_ratio", 0.6),)
     )

@@ -1,4 +1,4 @@
-"""What every kernel of attention must pass on a GPU: classes of tests to inherit."""
+"""Tests for every attention kernel on a GPU: classes to inherit."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ALL: dict[str, Any] = {
 
 
 def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
-    """Of lengths that divide no tile."""
+    """A backward problem whose lengths no tile divides."""
     usual: dict[str, Any] = {
         "direction": "backward",
         "batch": 2,

@@ -49,5 +49,5 @@ def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
 
 
 def default(problem: Problem, device: Device) -> Choice:
-    """What runs if nothing was measured, whatever answers ship."""
+    """The choice if nothing was measured, without the answers that ship."""
     return decide(diagnose(problem, device)).choice

@@ -373,7 +373,7 @@ def kind(x: np.ndarray) -> np.ndarray:
 def differences(
     form: Form, found: list[Any], x: Operands, do: np.ndarray
 ) -> Iterator[str]:
-    """What differs from all readings: the result, how, and of how many elements."""
+    """Differences from all readings: the result, how, and in how many elements."""
     readings = [
         np.stack(r) for r in zip(*(read(form, h, x, do) for h in READINGS), strict=True)
     ]

@@ -14,7 +14,7 @@ BUCKETS = 32
 
 
 def parameters(heads: int, head_dim: int, dtype: str = "bfloat16") -> dict[str, Any]:
-    """Of ``t5`` and ``alibi``: projections, and a number of each bucket and head."""
+    """Parameters of ``t5`` and ``alibi``: projections, a bias per bucket and head."""
     width = heads * head_dim
     shapes = {"q": 1, "k": 2, "v": 3, "o": 4}
     found = {n: normal(width, width, seed=i) / width**0.5 for n, i in shapes.items()}

@@ -229,7 +229,7 @@ def assert_all_close(
 
 
 def in_jax(fn: Callable[..., Any], *args: Any, implementation: str) -> np.ndarray:
-    """What the same kernels compute in a JAX program."""
+    """Results of the same kernels in a JAX program."""
     with tracea.options(implementation=implementation):
         return np.asarray(jax.jit(tracea.transform(fn))(*args))
 

@@ -91,7 +91,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded stays: the collector, busy with JAX, need not look at it."""
+    """Exempts loaded objects from garbage collection, which JAX keeps busy."""
     gc.freeze()
     gc.set_threshold(10_000)
 

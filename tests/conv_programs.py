@@ -105,7 +105,7 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class _Maker:
-    """What one generator of random numbers makes."""
+    """Parts of a program, drawn by one generator of random numbers."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng

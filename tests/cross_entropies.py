@@ -29,7 +29,7 @@ def chunked(x, w, labels, bias, chunk: Any = 16, **how):
 
 
 def gradients(f, *args):
-    """Of the first, second and fourth argument, for a cotangent that varies."""
+    """Gradients of all arguments but the labels, for a cotangent that varies."""
     loss, back = jax.vjp(lambda x, w, b: f(x, w, args[2], b), args[0], args[1], args[3])
     return back(cotangent(loss))
 
@@ -47,7 +47,7 @@ def exact_loss(x: Any, w: Any, labels: Any, bias: Any = 0.0) -> np.ndarray:
 def exact_gradients(
     x: Any, w: Any, labels: Any, bias: Any, cotangent: Any
 ) -> list[np.ndarray]:
-    """Of x, w and bias, in float64."""
+    """Gradients of x, w and bias in float64."""
     logits = f64(x) @ f64(w).T + f64(bias)
     dlogits = np.exp(logits - _lse(logits)[:, None])
     dlogits[np.arange(len(labels)), np.asarray(labels)] -= 1

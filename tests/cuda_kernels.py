@@ -85,7 +85,7 @@ Struct = jax.ShapeDtypeStruct
 
 
 def call_of(op: Any, *operands: Any, config: tuple = (), **numbers: Any) -> Any:
-    """What the op launches: a ``Kernel`` or ``Steps``."""
+    """The call of the op: a ``Kernel`` or ``Steps``."""
     given = tuple((name, repr(value)) for name, value in numbers.items())
     launcher = op.definition.launcher(operands, given)
     return launcher.call(config or launcher.configs[0], "sm_90a")

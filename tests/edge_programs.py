@@ -241,7 +241,7 @@ def _twice(f: Layer) -> Layer:
 
 
 def _hessian(f: Layer) -> Layer:
-    """Of the last argument, which is the smallest one of most layers."""
+    """The Hessian in the last argument, which is the smallest one of most layers."""
 
     def hessian(*args: Any) -> Any:
         return jax.hessian(lambda x: _loss(f)(*args[:-1], x))(args[-1])

@@ -12,7 +12,7 @@ from transforms import LAYOUTS, PLAIN
 
 
 def plain_gated(activation: str, x: Any, w_gate: Any, w_up: Any) -> jax.Array:
-    """What users write."""
+    """A gated product as users write it."""
     return PLAIN[activation](x @ w_gate) * (x @ w_up)
 
 

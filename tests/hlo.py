@@ -16,7 +16,7 @@ _METADATA = re.compile(r", (metadata|origin)=\{[^}]*\}")
 
 
 def compiled(f: Callable[..., Any], *args: Any) -> collections.Counter[Any]:
-    """What a function compiles to: its instructions, each with all it is made of."""
+    """Instructions that a function compiles to, each with all it is made of."""
     text = jax.jit(f).lower(*args).compile().as_text()
     assert text is not None
     return graph(text)

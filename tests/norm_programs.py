@@ -107,7 +107,7 @@ class _Writer:
         return bool(self.rng.random() < p)
 
     def results(self) -> list[Any]:
-        y = self.library() if self.chance(0.15) else self.by_hand()
+        y = self.from_flax() if self.chance(0.15) else self.by_hand()
         y = self.steps(y, self.pick([0, 1, 1, 2, 3]))
         if self.is_usual or self.chance(0.4):
             y = y.astype(self.x.dtype)
@@ -119,8 +119,8 @@ class _Writer:
 
     # --- norms ------------------------------------------------------------------------
 
-    def library(self) -> Any:
-        """A module of flax; its parameters are ours."""
+    def from_flax(self) -> Any:
+        """A norm by a module of flax, with parameters of the program."""
         c = self.shape[-1]
         groups = self.pick([n for n in range(1, c + 1) if c % n == 0])
         how: dict[str, Any] = {"dtype": self.pick([None, self.x.dtype, "float32"])}

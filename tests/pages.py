@@ -37,7 +37,7 @@ _ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """What is between two fences.
+    """A block between two fences.
 
     Attributes:
       place: "page.md:12", for messages.
@@ -99,7 +99,7 @@ class Reader:
 
     @property
     def names(self) -> dict[str, object]:
-        """What the Python blocks defined."""
+        """Names that the Python blocks defined."""
         return self._module.__dict__
 
     @property

@@ -16,7 +16,7 @@ _HERE = pathlib.Path(__file__).resolve().parent
 
 
 def run_python(program: str, *arguments: str, **environment: str) -> str:
-    """What a program prints; it runs with the installed package, warnings as errors.
+    """The output of a program, run with the installed package and warnings as errors.
 
     Raises:
       AssertionError: with its error output, if it fails.

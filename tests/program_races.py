@@ -44,7 +44,7 @@ ARGUMENTS = (normal(64, 16), normal(16, 8, seed=1), normal(3, 3, 8, 8, seed=2))
 
 @dataclasses.dataclass
 class Script:
-    """What races take.
+    """Times of the steps of races.
 
     Attributes:
       times_us: by what the program leaves; None is plain.

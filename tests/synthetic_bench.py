@@ -207,7 +207,7 @@ def tune(
 
 
 def default_decision() -> Decision:
-    """What the policy makes of ``PROBLEM`` on ``DEVICE``."""
+    """The policy's decision for ``PROBLEM`` on ``DEVICE``."""
     return policy.decide(diagnose(PROBLEM, DEVICE))
 
 

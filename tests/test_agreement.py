@@ -196,7 +196,7 @@ def fresh(source: str, *arguments: str) -> list[str]:
 
 
 def together(program: str, *cache_dirs: str, command=fresh) -> list:
-    """What two processes of one program print as JSON."""
+    """The JSON output of two processes of one program."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""What attention_cudnn hands to cuDNN, computed as cuDNN computes it."""
+"""Operands of cuDNN in attention_cudnn, with cuDNN's formula evaluated in jnp."""
 
 from __future__ import annotations
 

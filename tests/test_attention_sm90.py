@@ -203,7 +203,7 @@ def test_short_sequences_have_tiles_that_fit_them():
 
 
 def test_tiles_of_equal_work_take_whole_rounds():
-    """Of two sequences 192 tiles of 192 queries take as many as 256 of 128."""
+    """For two sequences, 192 tiles of 192 queries take as many waves as 256 of 128."""
     for batch, tile_q in ((2, 128), (4, 192), (32, 192)):
         fields = {"batch": batch, "heads": 16, "kv_heads": 16}
         square = problem(64, q_len=1024, kv_len=1024, **fields)

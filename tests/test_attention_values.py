@@ -102,7 +102,7 @@ def kernel_results(form: Form, isa: str, passes: int) -> Callable[..., list[Any]
 
 
 def check_kernel(seed: int) -> str:
-    """What differs in the program of a seed; empty if nothing does."""
+    """Differences in the program of a seed; empty if there are none."""
     form = KERNEL_FORMS[seed * 131 % len(KERNEL_FORMS)]
     isa = ISAS[seed // 7 % len(ISAS)]
     on_amx = isa == "amx" and form.dtype == "bfloat16"
@@ -316,7 +316,7 @@ def traced(spelling: Spelling, device: str | None) -> tuple[Any, Any]:
 
 
 def differing(index: int, count: int, device: str | None) -> Iterator[str]:
-    """What differs in programs of a spelling; each equation is run for all at once."""
+    """Differences in programs of a spelling; each equation is run for all at once."""
     spelling = SPELLINGS[index]
     form = spelling.form
     made = [values.operands(form, index + k * len(SPELLINGS)) for k in range(count)]

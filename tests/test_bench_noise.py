@@ -1,4 +1,4 @@
-"""What tracea.bench makes of noise: equal programs never differ, others do."""
+"""tracea.bench under noise: equal programs never differ, others do."""
 
 from __future__ import annotations
 

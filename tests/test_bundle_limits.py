@@ -1,4 +1,4 @@
-"""What libtracea bears of the programs that load it: little memory, signals, pipes."""
+"""libtracea in programs with little memory, with signals and with pipes."""
 
 from __future__ import annotations
 

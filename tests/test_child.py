@@ -56,7 +56,7 @@ def child_of(lab) -> worker.Worker:
 
 
 def pid_of(lab) -> int:
-    """Of the child that answers, as it says itself."""
+    """Process id that the answering child reports."""
     return int(lab.verify(PROBLEM, HERO).max_rel_error)
 
 

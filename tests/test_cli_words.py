@@ -16,7 +16,7 @@ from tracea_jax.cli import functions, problems
 
 
 def err_of(capsys, *arguments: str) -> str:
-    """What a command that fails says, usage apart."""
+    """The error message of a command that fails, without the usage."""
     try:
         status = cli.main(arguments)
     except SystemExit as e:

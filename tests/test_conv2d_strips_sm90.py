@@ -140,7 +140,7 @@ def test_it_is_chosen_where_few_tiles_have_a_narrow_slab(channels, wins):
 
 
 def test_few_tiles_are_one_round_where_they_can():
-    """Of 64 x 64 there would be two."""
+    """With tiles of 64 x 64 there would be two waves."""
     found = CONV2D_STRIPS_SM90.heuristic(problem(batch=8), H200)
     assert found.tile_m * found.tile_n == 2 * 64**2
 

@@ -75,7 +75,7 @@ def test_every_config_of_bfloat16_at_one_awkward_shape(config):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_row_strips_use_a_packed_rhs_again(layout):
-    """Of bfloat16 on AMX: partial sums of all rows would not stay in L2."""
+    """bfloat16 on AMX, with more rows than there is room in L2 for partial sums."""
     rows = local_cpu().l2_bytes // 4 // (4 * 1024) + 40
     config = GemmCpuConfig(kc=48, nc=1024, tasks=1)
     problem = gemm(rows, 1050, 130, "bfloat16", layout=layout, epilogue=FULL)
@@ -86,7 +86,7 @@ def test_row_strips_use_a_packed_rhs_again(layout):
 @pytest.mark.parametrize("isa", BF16_ISAS)
 @pytest.mark.parametrize("depth", [32, 96, 160])
 def test_whole_rows_of_lhs_are_used_as_they_are_stored(depth, isa):
-    """Of bfloat16 on AMX, up to the last rows; packed rows give the same bits."""
+    """bfloat16 on AMX, up to the last rows; packed rows give the same bits."""
     problem = gemm(77, 90, depth, "bfloat16")
     lhs, rhs = operands(problem)
     config = GemmCpuConfig(kc=64, nc=64, tasks=1)

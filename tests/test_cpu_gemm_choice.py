@@ -130,7 +130,7 @@ def test_products_of_many_rows_pay_later_on_avx2(calls_cost):
 
 
 def test_near_narrow_products_are_left_to_xla_on_avx2():
-    """Of widths that XLA's registers hold; a vector with B by columns is one, too."""
+    """XLA is fast at results of few columns, and at a vector by a transposed B."""
 
     def wins(m: int, n: int, k: int, layout: str = "nn", isa: str = "avx2") -> bool:
         device = dataclasses.replace(local_cpu(), isa=isa, l3_bytes=32 << 20)

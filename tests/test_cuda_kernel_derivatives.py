@@ -91,7 +91,7 @@ def test_operands_without_a_derivative_and_numbers_of_the_space():
 
 @pytest.mark.parametrize("of_reference", [True, False])
 def test_backward_gives_forward_mode_too(of_reference):
-    """Of the reference, or the transpose of what the user wrote: mapped, and twice."""
+    """Forward mode, of the reference or by transposing the user's backward function."""
     x, dx, w = (normal(3, 5, seed=i) for i in range(3))
     f, g = kernels.SOFTMAX_OP, jax.nn.softmax
     if not of_reference:

@@ -19,10 +19,12 @@ from processes import run_forked, run_python
 
 import tracea_jax as tracea
 from tracea_jax import catalogue, dispatch, variants, verdicts
+from tracea_jax.campaign.run import Run
 from tracea_jax.device import NAMED, local_cpu
 from tracea_jax.diagnosis import compiled_elsewhere, diagnose
 from tracea_jax.dispatch import Unsupported, plan
 from tracea_jax.emit import sources
+from tracea_jax.graph import Node
 from tracea_jax.ops import attention, matmul
 from tracea_jax.options import current, from_environment
 from tracea_jax.policy import Choice, decide
@@ -290,6 +292,26 @@ def test_without_other_times_the_policy_answers(tmp_path):
     assert known.lookup(BACKWARD, H100).choice.variant == "cudnn"  # type: ignore
     question = Question.about(BACKWARD, H100, deterministic=True)
     assert known.answer(question).choice.variant == OURS.name
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "variant"), [(None, "cudnn"), (False, "cudnn"), (True, OURS.name)]
+)
+def test_tune_knows_what_runs(tmp_path, deterministic, variant):
+    """It races a program again if other choices run than before the search."""
+    Knowledge(tmp_path).own.record(raced(200.0, 100.0))
+    with tracea.options(cache_dir=tmp_path, deterministic=deterministic):
+        run = Run(
+            device=H100,
+            settings=current(),
+            search={},
+            budget_s=1.0,
+            watch=None,  # pyright: ignore[reportArgumentType]
+            program=None,
+        )
+        graph: Any = [Node(problem=BACKWARD, count=1)]
+        assert run._choices(graph)[BACKWARD].variant == variant
+        assert planned(BACKWARD, deterministic).variant == variant
 
 
 @pytest.mark.parametrize("slower", [1.01, 2.0])

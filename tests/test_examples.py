@@ -39,7 +39,7 @@ PYTHON = (sys.executable, "-W", "error")
 
 
 def run(*command: str, directory: pathlib.Path = EXAMPLES) -> str:
-    """What a command prints."""
+    """The output of a command."""
     done = subprocess.run(
         command,
         cwd=directory,

@@ -54,7 +54,7 @@ def test_the_default_was_not_measured_to_be_slower_than_xla(row):
 
 
 def test_defaults_gain_more_than_the_rule_by_flops_did():
-    """What ran by default when the rows were measured that the rule was fitted to."""
+    """Compares with the defaults of the time when the rule was fitted."""
     fitted = [row for row in ROWS if "seed" in row]
     before = math.fsum(math.log(row["ratio_default"]) for row in fitted)
     assert math.fsum(math.log(ratio(row)) for row in fitted) > before

@@ -333,7 +333,7 @@ def test_every_layout_and_config_at_awkward_shapes(target, dtype, tmp_path):
     ],
 )
 def test_the_host_notices_what_is_wrong(target, dropped, tmp_path):
-    """What a mistake in the text would be, is one here too."""
+    """A mistake in the text fails on the host, too."""
     gpu = TARGETS[target]
     asked = problem(67, 34, 75, "bfloat16")
     kernel = gemm_targets.kernel(asked, gpu, config_of("bfloat16", TILES[2]))

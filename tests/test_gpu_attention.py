@@ -297,7 +297,7 @@ def test_forward_over_reverse():
 
 
 def own_or_cudnn(device):
-    """What is fastest forward at long sequences: on Hopper a kernel of ours."""
+    """The fastest forward variant at long sequences: on Hopper a kernel of ours."""
     return "attention_sm90" if device.capability == (9, 0) else "cudnn"
 
 

@@ -138,7 +138,7 @@ def test_dq_is_computed_beside_dk_and_dv(head_dim, tile):
 
 
 def test_dq_in_order_has_the_same_bits_in_twenty_runs():
-    """Of 17 tiles of keys, and more blocks of threads than multiprocessors."""
+    """There are 17 tiles of keys, and more blocks than multiprocessors."""
     problem = dataclasses.replace(
         BACKWARD, batch=3, heads=8, q_len=1100, kv_len=2100, head_dim=128
     )

@@ -161,7 +161,7 @@ def test_dq_is_added_up_in_memory(head_dim, fields):
 
 
 def gradients(args, *, names=(), **how):
-    """Of q, k, v and what follows; a loss that weighs all entries."""
+    """Gradients of q, k, v and more arguments; the loss weights all entries."""
 
     def loss(*args):
         q, k, v, *more = args

@@ -36,7 +36,7 @@ TILES = ((128, 128), (64, 96), (192, 48))
 def written(
     problem: AttentionProblem, tile: tuple[int, int], *arrays: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What the kernel writes into buffers full of ones, by name."""
+    """Results of the kernel in buffers full of ones, by name."""
     config = AttentionSm90Config(tile_q=tile[0], tile_kv=tile[1])
     device = device_for("cuda")
     assert isinstance(device, CudaDevice)

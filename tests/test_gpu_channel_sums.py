@@ -70,7 +70,7 @@ def test_two_runs_have_the_same_bits():
 
 
 def test_special_values_stay_in_their_channels():
-    """What relu cuts off may be anything; what it lets through is summed."""
+    """Values that relu cuts off may be anything; those it passes are summed."""
     x = np.full((300, 8), 1.0, "float32")
     dy = np.ones_like(x)
     dy[::2], x[::2] = np.nan, -1.0  # cut off

@@ -126,7 +126,7 @@ def test_results_of_other_dtypes(dtype, out):
 
 
 def relaid(*matrices: jax.Array, is_split: bool = False) -> list[np.ndarray]:
-    """What the kernel writes of them, without what fills up their rows."""
+    """Matrices as the kernel writes them, without the padding of their rows."""
     device = device_for("cuda")
     assert isinstance(device, CudaDevice)
     dtype = matrices[0].dtype.name

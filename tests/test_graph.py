@@ -26,7 +26,7 @@ def struct(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
 
 
 def asked(fn, *args):
-    """What a call of an op asks, from its own description."""
+    """The problem of a call of an op, from its own description."""
     (site,) = explain(fn, ops=())(*args).sites
     return site.problem
 

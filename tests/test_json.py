@@ -1,4 +1,4 @@
-"""What is given to tools: valid, with the keys that docs/json.md names."""
+"""JSON for tools: valid, with the keys that docs/json.md names."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_a_profile_that_lost_a_kernel_is_taken_again(monkeypatch):
 
 
 def test_calls_are_timed_after_themselves(monkeypatch):
-    """What another call left in the caches is nobody's time."""
+    """Caches that another call filled do not affect a call's time."""
     kernels = {"first": [1000.0, 500.0], "second": [2000.0]}
     calls = {name: (lambda name=name: name) for name in kernels}
 

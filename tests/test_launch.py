@@ -1,4 +1,4 @@
-"""What lowering makes of a launch: attributes, identity, refusals. No GPU."""
+"""Lowering of a launch: attributes, identity, refusals. No GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the native launcher makes of a lowered call, in new processes. No GPU.
+"""The native launcher with a lowered call, in new processes. No GPU.
 
 XLA instantiates a handler when it compiles. The CUDA launcher's instantiate stage
 touches no driver, so XLA runs that stage here, with all stages registered for the CPU.

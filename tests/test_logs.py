@@ -1,4 +1,4 @@
-"""What is logged, and what TRACEA_LOG prints of it."""
+"""Logging, and the part of it that TRACEA_LOG prints."""
 
 from __future__ import annotations
 

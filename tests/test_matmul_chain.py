@@ -160,7 +160,7 @@ def arguments(*rows: int):
 
 
 def chained(f, *args) -> int:
-    """Of how many layers the one chain in a transformed function is; 0 without one."""
+    """Layers of the only chain in a transformed function; 0 without a chain."""
     found = equations(tracea.transform(f), *args, name="tracea_matmul_chain")
     assert len(found) <= 1
     return sum(len(e.params["layers"]) for e in found)
@@ -183,6 +183,18 @@ def reshaped(x, w1, b1, w2, b2):
     return (jax.nn.gelu(x @ w1 + b1).reshape(-1, 8) @ w1).reshape(-1, 4, 8) @ w1
 
 
+def unused(x, w1, b1, w2, b2):
+    y = jax.nn.gelu(jax.nn.gelu(x @ w1 + b1) @ w2 + b2)
+    jnp.sin(y)
+    return y @ w2.T
+
+
+def unused_first(x, w1, b1, w2, b2):
+    y = jax.nn.gelu(x @ w1 + b1)
+    jnp.sin(y)
+    return jax.nn.gelu(y @ w2 + b2) @ w2.T
+
+
 FOUND = {
     "rows": (mlp, arguments(6), 2),
     "batches of rows": (mlp, arguments(2, 3), 2),
@@ -191,6 +203,8 @@ FOUND = {
     "scan": (scanned, arguments(2, 3), 2),
     "jit": (jax.jit(mlp), arguments(6), 2),
     "transposed": (turned, arguments(6), 2),
+    "an unused value of the second": (unused, arguments(6), 2),
+    "an unused value of the first": (unused_first, arguments(6), 2),
     "used twice": (twice, arguments(6), 0),
     "another shape": (reshaped, arguments(6), 0),
     "a vector": (mlp, arguments(), 2),

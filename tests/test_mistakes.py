@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong, and what the errors say: what came, and what to do."""
+"""Mistakes of newcomers, and errors that say what came and what to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def layer(x, w):
 
 
 class Strange:
-    """What must not be asked for more than its type."""
+    """A value that must not be asked for more than its type."""
 
     @property
     def dtype(self):

@@ -1,4 +1,4 @@
-"""What public values look like: their text at a shell, and as HTML in a notebook."""
+"""Public values as text in a shell, and as HTML in a notebook."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_html_is_escaped_and_loads_nothing():
 
 
 def test_html_has_the_colours_around_it():
-    """Of text and background it sets none, so it is readable in light and dark."""
+    """It sets no text or background colour, so it is readable in light and dark."""
     source = Shown(Page((Table(columns=(Column("a"),), rows=(Row(("b",)),)),)))
     style = dict(Read(source._repr_html_()).texts)["style"]
     assert set(re.findall(r"color: (\w+)", style)) == {"inherit"}

@@ -20,7 +20,9 @@ from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.lab.local import LocalLab
 from tracea_jax.tuning.sharing import ORIGIN, Sharing
 from tracea_jax.tuning.store.code import named
+from tracea_jax.tuning.store.protocols import UNTUNED
 from tracea_jax.tuning.store.records import Best, Observation, identity
+from tracea_jax.variants.gemm_cpu import GEMM_CPU
 
 pytestmark = pytest.mark.once
 
@@ -98,7 +100,7 @@ P, Q, R = (GemmProblem(m=m, n=80, k=64) for m in (96, 97, 98))
 
 
 def untuned():
-    """What runs ``P`` where nothing was tuned."""
+    """The choice for ``P`` where nothing was tuned."""
     return policy.decide(diagnose(P, DEVICE)).choice
 
 
@@ -121,9 +123,9 @@ def entry(problem, times, best=None):
 
 
 class Setting:
-    """Three problems whose configs take, on the bench, what ``times`` says."""
+    """Problems whose configs take, on the bench, the times in ``times``."""
 
-    def __init__(self, directory, times, left_s=60.0, **faults):
+    def __init__(self, directory, times, left_s=60.0, determinism=None, **faults):
         self.clock = Clock()
         self.knowledge = Knowledge(directory)
         self.benches = {p: Bench(self.clock, row, **faults) for p, row in times.items()}
@@ -136,6 +138,7 @@ class Setting:
             ),
             knowledge=self.knowledge,
             device=DEVICE,
+            determinism=determinism,
             goal="throughput",
             fraction=0.02,
             left_s=lambda: left_s - self.clock.ns * 1e-9,
@@ -186,7 +189,7 @@ def test_without_time_what_was_not_measured_does_not_serve(tmp_path):
 
 
 def test_the_race_decides_whether_a_config_is_near_enough(tmp_path):
-    """What was measured before was too good."""
+    """The time measured before was too good."""
     setting = Setting(tmp_path, {P: {A: 10.0, B: 11.0}, Q: {B: 30.0}})
     one = entry(P, {A: 10.0, B: 10.1})
     other = entry(Q, {A: 35.0, B: 30.0})
@@ -259,3 +262,60 @@ def test_what_xla_serves_best_takes_no_part(tmp_path):
     found, changed = setting.share(alone, xla, untimed)
     assert found.problems == 1 and changed == {}
     assert setting.sharing.share([])[0].configs == ()
+
+
+# --- bits that may differ from run to run ---------------------------------------------
+
+
+@pytest.fixture
+def varying(monkeypatch):
+    """Says of choices of ``gemm_cpu`` that their bits may differ from run to run."""
+
+    def say(*choices):
+        def may_vary(self, problem, config, device):
+            return "it adds in any order" if config in configs else None
+
+        configs = [c.config for c in choices]
+        monkeypatch.setattr(type(GEMM_CPU), "may_vary", may_vary, raising=False)
+
+    return say
+
+
+@pytest.mark.parametrize("determinism", [True, None, False])
+def test_a_config_whose_bits_may_differ_replaces_no_other(
+    tmp_path, varying, determinism
+):
+    times = {P: {A: 10.0, B: 70.0, C: 10.1}, Q: {A: 70.0, B: 30.0, C: 30.2}}
+    setting = Setting(tmp_path, times, determinism=determinism)
+    varying(C)
+    _, changed = setting.share(*(entry(p, row) for p, row in times.items()))
+    shared = {} if determinism is not False else {P: name(C), Q: name(C)}
+    assert answers(changed) == shared
+
+
+@pytest.mark.parametrize("determinism", [True, None, False])
+def test_answers_whose_bits_may_differ_are_shared_unless_forbidden(
+    tmp_path, varying, determinism
+):
+    times = {P: {A: 10.0, B: 10.1}, Q: {A: 70.0, B: 30.0}}
+    setting = Setting(tmp_path, times, determinism=determinism)
+    varying(A, B)
+    found, changed = setting.share(*(entry(p, row) for p, row in times.items()))
+    assert answers(changed) == ({} if determinism else {P: name(B)})
+    assert found.problems == (0 if determinism else 2)
+
+
+@pytest.mark.parametrize("determinism", [True, None])
+def test_what_runs_untuned_may_run_where_bits_must_not_differ(
+    tmp_path, varying, determinism
+):
+    """The default config, faster than all others, runs only where bits may differ."""
+    times = {P: {A: 10.0, B: 10.1}, Q: {A: 70.0, B: 30.0}}
+    setting = Setting(tmp_path, times, determinism=determinism)
+    default = untuned()
+    setting.benches[P].times_us = {**times[P], default: 1.0}
+    varying(default)
+    _, changed = setting.share(*(entry(p, row) for p, row in times.items()))
+    assert answers(changed) == ({P: name(B)} if determinism else {})
+    if determinism:  # XLA runs untuned
+        assert changed[P].tuner[UNTUNED]["time_us"] == changed[P].best.xla_us

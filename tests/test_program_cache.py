@@ -1,4 +1,4 @@
-"""What is remembered of races of whole programs: files, faults, cache and processes."""
+"""Cache of races of whole programs: files, faults and processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPS = check_ops(None, False)
 
 
 def problem() -> ProgramProblem:
-    """What ``layers`` asks, where kernels serve it."""
+    """The problem of ``layers`` where kernels serve it."""
     program = Program(fn=layers, args=ARGUMENTS, ops=OPS, after_grad=False)
     with program.opened() as executions:
         return verdicts.problem_of(executions.sites()[0], OPS, False)
@@ -48,7 +48,7 @@ def best(without: Any = ("conv2d",), **changes: Any) -> Best:
 
 
 def remember(made: Best | None = None) -> Entry:
-    """What a race would have kept in the cache."""
+    """Records the entry of a race in the cache."""
     about = {"function": "layers", "every": 0.8}
     entry = verdicts.record(PROGRAM, CPU, current(), made or best(), (), about)
     knowledge.refresh(current())

@@ -92,7 +92,7 @@ def test_plain_is_compiled_first_and_the_program_races_before_the_search(
 
 @pytest.mark.parametrize(("plain_s", "factor"), [(0.5, 1.0), (4.0, 0.5), (30.0, 2.0)])
 def test_a_budget_that_was_called_enough_is(monkeypatch, caplog, plain_s, factor):
-    """What is said to be needed suffices for a race, a search and another race."""
+    """The announced budget suffices for a race, a search and another race."""
     how: Any = {"plain_s": plain_s, "ours_s": factor * plain_s, "changes": True}
     whole = Day(monkeypatch, **how).tune(budget_s=1.5 * plain_s).whole
     (said,) = Day.said(Day(monkeypatch), caplog)

@@ -39,7 +39,7 @@ def field(times: dict[Any, Any], held: list | None = None):
 
 
 def decide(race, classes):
-    """What is kept of a program with these classes of sites, and no other op."""
+    """The decision for a program with these classes of sites, and no other op."""
     return keep.decide(race, classes, classes)
 
 

@@ -40,7 +40,7 @@ class Terminal(io.StringIO):
 
     @property
     def lines(self) -> list[str]:
-        """What the line was, one after the other."""
+        """The successive texts of the line."""
         return [line.strip() for line in self.getvalue().split("\r") if line.strip()]
 
 

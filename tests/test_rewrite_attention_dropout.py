@@ -36,7 +36,7 @@ def by_layer(q, k, v, key):
 
 
 def in_layers(q, k, v, key):
-    """Of each layer its own key, computed again for the backward pass."""
+    """Two layers with a key each, recomputed in the backward pass."""
 
     @jax.checkpoint
     def layer(q, key):

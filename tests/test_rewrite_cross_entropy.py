@@ -29,7 +29,7 @@ def results(f, *args):
 
 
 def results_of_both(loss, of=results):
-    """What the transformed loss and the loss give, compiled once for all operands."""
+    """Results of the transformed loss and of the loss, compiled once."""
     pair = (tracea.transform(loss), loss)
     both = jit(lambda *args: [of(f, *args) for f in pair])
     return lambda *args: program(both.lower(*args))(*args)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 def assert_step_alike(loss, params, *rest, tolerance=1e-4, times=1):
-    """Of a step that differentiates inside, transformed from outside."""
+    """Compares a step that differentiates inside with the transformed step."""
     step = jax.value_and_grad(loss)
     assert found(step, params, *rest) == times, misses(step, params, *rest)
     ours, plain = (jax.jit(f)(params, *rest) for f in (tracea.transform(step), step))

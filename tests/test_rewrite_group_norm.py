@@ -29,7 +29,7 @@ def arguments(dtype="float32", shape=(N, H, W, C)):
 
 
 def sites(f, *args):
-    """What each site of a program is, in words and numbers."""
+    """A description of each site of a program, in words and numbers."""
     found = equations(tracea.transform(f), *args, name="tracea_group_norm")
     return [
         (e.invars[0].aval.shape, e.params["groups"], e.params["activation"])

@@ -1,4 +1,4 @@
-"""What looks like an activation and is none: transform leaves it as it is."""
+"""Functions that look like activations but are not: transform leaves them."""
 
 from __future__ import annotations
 

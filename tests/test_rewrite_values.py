@@ -53,7 +53,7 @@ def between(factor: float = 1) -> Any:
 
 
 def either(mask: Any) -> Any:
-    """What is no conjunction, so that it is read as a table."""
+    """A mask that is not a conjunction, so that it is read as a table."""
     return mask | (between() == 0)
 
 

@@ -12,10 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters import ad, batching
 from numerics import normal
 
 import tracea_jax as tracea
-from tracea_jax.rewrite import Match, Rule, faults, matmul, splice
+from tracea_jax.ops.common import choice, faults, lowering
+from tracea_jax.ops.matmul.primitive import matmul_p
+from tracea_jax.rewrite import Match, Rule, matmul, splice
 from tracea_jax.rewrite.conv2d import CONV2D
 from tracea_jax.rewrite.matmul import MATMUL
 
@@ -169,3 +172,103 @@ def test_a_warning_that_is_an_error_is_raised_each_time():
         for _ in range(2):
             with pytest.raises(RuntimeWarning, match="KeyError"):
                 splice(jaxpr, [RULES["match"]], [])
+
+
+# --- rules of primitives --------------------------------------------------------------
+
+
+def failing_if_first(rule):
+    """A derivative rule that fails where only the first operand is perturbed."""
+
+    def jvp(primals, tangents, **params):
+        if [type(t) is ad.Zero for t in tangents] == [False, True]:
+            raise KeyError("a fault")
+        return rule(primals, tangents, **params)
+
+    return jvp
+
+
+BATCHERS: Any = batching.fancy_primitive_batchers
+if matmul_p not in BATCHERS:  # JAX 0.10
+    BATCHERS = batching.primitive_batchers
+
+BROKEN = {
+    "jvp": (ad.primitive_jvps, lambda rule: failing),
+    "transpose": (ad.primitive_transposes, lambda rule: failing),
+    "jvp in one operand": (ad.primitive_jvps, failing_if_first),
+    "vmap": (BATCHERS, lambda rule: failing),
+}
+TRANSFORMED = {
+    "grad": lambda f: jax.grad(lambda *a: (f(*a) ** 2).sum(), argnums=0),
+    "grad in both": lambda f: jax.grad(lambda *a: (f(*a) ** 2).sum(), argnums=(0, 1)),
+    "jvp": lambda f: lambda x, w: jax.jvp(lambda x: f(x, w), (x,), (x,)),
+    "vmap": lambda f: lambda x, w: jax.vmap(f, (0, None))(x[None], w),
+    "grad of vmap": lambda f: (
+        lambda x, w: jax.grad(
+            lambda x: (jax.vmap(f, (0, None))(x[None], w) ** 2).sum()
+        )(x)
+    ),
+}
+
+
+@pytest.fixture
+def with_kernels(monkeypatch):
+    """Says that a kernel serves every call of an op, so that its rules are used."""
+    monkeypatch.setattr(lowering, "would_be_xla", lambda *_: False)
+
+
+@pytest.mark.parametrize("form", TRANSFORMED)
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_failing_rule_of_a_primitive_leaves_a_site(
+    form, fault, with_kernels, monkeypatch
+):
+    rules, broken = BROKEN[fault]
+    fast = tracea.transform(layers, ops="matmul")
+    choice._with_gradients.cache_clear()
+    monkeypatch.setitem(rules, matmul_p, broken(rules[matmul_p]))
+    args = arguments()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = TRANSFORMED[form](fast)(*args)
+    messages = [str(w.message) for w in caught]
+    assert len(messages) == is_met(fault, form), messages
+    assert all("matmul: KeyError: 'a fault'" in m for m in messages)
+    expected = TRANSFORMED[form](layers)(*args)
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    for ours, plain in pairs:
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+def is_met(fault: str, form: str) -> bool:
+    """Whether a form uses the broken rule."""
+    if fault == "vmap":
+        return "vmap" in form
+    if fault == "jvp in one operand":
+        return form != "grad in both" and form != "vmap"
+    return form != "vmap"
+
+
+def test_errors_of_plain_derivatives_are_not_reported(with_kernels, monkeypatch):
+    """A rule that fails where the user's equations have no derivative either."""
+
+    def f(x, w):
+        return jax.pure_callback(lambda y: y, x, x @ w)
+
+    with pytest.raises(ValueError, match="JVP") as plain:
+        jax.grad(lambda *a: f(*a).sum())(*arguments())
+    with pytest.raises(type(plain.value), match="JVP"):
+        jax.grad(lambda *a: tracea.transform(f)(*a).sum())(*arguments())
+
+
+@pytest.mark.parametrize("error", [FloatingPointError("nan"), tracea.Unsupported("no")])
+def test_errors_for_the_user_in_derivative_rules_reach_the_user(
+    error, with_kernels, monkeypatch
+):
+    def raises(*_: Any, **__: Any) -> Any:
+        raise error
+
+    choice._with_gradients.cache_clear()
+    monkeypatch.setitem(ad.primitive_jvps, matmul_p, raises)
+    fast = tracea.transform(layers, ops="matmul")
+    with pytest.raises(type(error)):
+        jax.grad(lambda *a: fast(*a).sum())(*arguments())

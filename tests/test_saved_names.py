@@ -1,4 +1,4 @@
-"""What ``jax.checkpoint`` saves by name is the same in functions that were spliced."""
+"""``jax.checkpoint`` saves the same named values in functions that were spliced."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def arguments() -> tuple[Any, Any]:
 
 @functools.cache
 def loss_of(names: tuple[str, ...]) -> Any:
-    """Of two layers, of whose values those with the names are saved."""
+    """The loss of two layers that save only the values with these names."""
     block = jax.checkpoint(
         functools.partial(layer, names=names),
         policy=policies.save_only_these_names(*names),

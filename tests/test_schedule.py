@@ -136,7 +136,7 @@ def test_most_batches_go_where_most_time_can_be_saved():
 
 
 def test_the_search_follows_the_expected_gains():
-    """What promises least is left for what promises more."""
+    """The job with the least expected gain yields to those with more."""
     graph = Graph()
     graph.add(gains=(0.5, 0.45, 0.4, 0.05), batches=6)
     graph.add(gains=(0.3, 0.2, 0.01))

@@ -1,4 +1,4 @@
-"""What explain says of a site is what lowering does with it, for the same reason."""
+"""explain shows the choice and the reason that lowering has for a site."""
 
 from __future__ import annotations
 

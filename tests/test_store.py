@@ -43,7 +43,7 @@ def compilations(monkeypatch):
 
 
 def forget():
-    """What a new process knows."""
+    """Clears what a new process does not have in memory."""
     cubins._memory.clear()
     trust._warned.clear()
 

@@ -1,4 +1,4 @@
-"""What the cubin store removes when it is too large, and what it never does."""
+"""Files that the cubin store removes when it is too large, and those it keeps."""
 
 from __future__ import annotations
 

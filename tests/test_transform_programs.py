@@ -78,7 +78,7 @@ def test_random_programs(dtypes, examples):
 
 
 def gradients(f, floats, rest):
-    """Of the results, weighted arbitrarily, with respect to the floating arguments."""
+    """Gradients of weighted results with respect to the floating arguments."""
 
     def total(*floats):
         results = f(*floats, *rest)

@@ -1,4 +1,4 @@
-"""What tune reports, and what it tells meanwhile: tables, data, progress and logs."""
+"""Reports and progress of tune: tables, data, progress and logs."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_a_newer_schema_is_neither_read_nor_overwritten(tmp_path, content):
 
 
 def refuse_writing(monkeypatch, code):
-    """What a read-only file system answers, also to the superuser."""
+    """Refuses writing like a read-only file system, also to the superuser."""
     real_open, error = os.open, OSError(code, os.strerror(code))
 
     def refusing_open(path, flags, *args, **kwargs):
@@ -283,7 +283,7 @@ def test_a_journal_goes_on_after_a_full_disk(tmp_path, monkeypatch):
 
 
 def without_times(entries):
-    """What must be equal, however often a tuning was begun."""
+    """Contents of entries that must be equal, however often a tuning was begun."""
     return [
         dataclasses.replace(
             e, written="", tuner={**e.tuner, "wall_s": 0, "compiles": 0}

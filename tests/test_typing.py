@@ -35,7 +35,7 @@ def test_the_package_says_that_it_has_types():
 
 
 def test_all_lists_the_api():
-    """What DESIGN calls the contract, by ``dir``, ``import *`` and attribute."""
+    """The public names are found by ``dir``, ``import *`` and as attributes."""
     listed = set(tracea.__all__)
     assert listed | {"typing", "__version__"} == set(dir(tracea))
     wanted = {"ops", "transform", "explain", "tune", "Graph", "doctor", "options"}

@@ -15,7 +15,7 @@ from tracea_jax import masks, ops
 
 
 class Thing:
-    """What no argument may be."""
+    """A value that no argument may be."""
 
 
 WRONG: dict[str, Any] = {

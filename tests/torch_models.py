@@ -57,7 +57,7 @@ class ResNet18(nn.Module):
 
 
 class Decision(nn.Module):
-    """What an activation or a pool decides by its values, noted or given."""
+    """Decisions of an activation or a pool by its values, recorded or given."""
 
     def __init__(self, noted: list[Any], given: list[Any] | None) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Pool(Decision):
 
 
 def decisions(model: ResNet18, given: list[Any] | None = None) -> list[Any]:
-    """What the model decides in its next call, in order; or it decides as ``given``.
+    """The model's decisions in its next call, in order; or it decides as ``given``.
 
     Rounding decides where two values are nearly equal, and gradients jump there.
     """

@@ -40,7 +40,7 @@ def save_kernel(directory: pathlib.Path, image: bytes = b"\x7fELF image") -> Non
 
 
 def as_nobody(program: str, *arguments: object, **environment: str) -> str:
-    """What the program prints when another user runs it, warnings included.
+    """The output of the program when another user runs it, warnings included.
 
     It runs as root first, elsewhere, so that all that Python loads is loaded: the other
     user may not reach Python's own files.

@@ -288,7 +288,7 @@ def become_owner_of(root: pathlib.Path) -> None:
 
 
 def work(what: str, directory: str, *arguments: str) -> None:
-    """What a test asks for, as the owner of the directory."""
+    """Does a test's work as the owner of the directory."""
     root = pathlib.Path(directory)
     become_owner_of(root)
     if what == "kill_everywhere":

@@ -1,4 +1,4 @@
-"""What random programs are made of: arrays, numbers, and masks of captured arrays."""
+"""Parts of random programs: arrays, numbers, and masks of captured arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXACT = (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 
 class Draws:
-    """What one generator of random numbers draws."""
+    """Draws of one generator of random numbers."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.rng = seed, np.random.default_rng(seed)

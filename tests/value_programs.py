@@ -356,7 +356,7 @@ class _Maker(Draws):
         return kind, step
 
     def weight(self, heads: tuple[int, ...]) -> tuple[str, Step]:
-        """What is done to probabilities: casts and masks of any dtype."""
+        """A step on probabilities: casts and masks of any dtype."""
         kind = self.pick(["cast", "cast", "mask", "heads"])
         if kind == "cast":
             return self.cast()

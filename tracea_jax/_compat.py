@@ -1,4 +1,4 @@
-"""What no public JAX API offers, with the reason; everything else stays public."""
+"""Private JAX APIs, each with the reason why no public one suffices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNTESTED_JAX = (0, 13)
 
 
 def untested_jax() -> str | None:
-    """What to know about a JAX that is newer than those tested, or None.
+    """A warning about a JAX that is newer than those tested, or None.
 
     pip installs none; a person may all the same.
     """
@@ -141,7 +141,7 @@ def _jitted_type() -> type[Any]:
 
 
 def jit_arguments(fn: Any) -> dict[str, Any]:
-    """What a jitted function was given, as ``jax.jit`` takes it, without its shardings.
+    """Arguments of ``jax.jit`` that made a jitted function, without its shardings.
 
     Its static and donated arguments and the compiler's options; they can be asked for
     nowhere publicly.

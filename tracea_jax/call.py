@@ -114,7 +114,7 @@ class Returned:
 
 
 def unwrapped(returned: Any) -> Any:
-    """What ``Call.applied`` was returned, after the trace."""
+    """The result that ``Call.applied`` was returned, after the trace."""
     if not isinstance(returned, Returned):
         return returned
     return _together(returned.tree, returned.constants, returned.arrays)

@@ -196,7 +196,7 @@ def in_programs() -> tuple[Op, ...]:
 
 
 def planned() -> dict[Any, Planned]:
-    """What is planned of every op, by primitive."""
+    """The ``Planned`` record of each primitive."""
     return {p.primitive: p for op in in_programs() for p in op.primitives}
 
 

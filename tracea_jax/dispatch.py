@@ -48,7 +48,7 @@ _COLUMNS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan(Printable):
-    """What will run for one problem.
+    """The choice for one problem, with its reason.
 
     Attributes:
       problem, device: what was asked.
@@ -72,7 +72,7 @@ class Plan(Printable):
 
     @property
     def call(self) -> variants.Call:
-        """What the lowering emits."""
+        """The call that lowering emits."""
         variant = variants.get(self.problem.op, self.variant)
         return variant.call(self.problem, self.config, self.device)
 
@@ -84,7 +84,7 @@ class Plan(Printable):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What people should know of the choice, as lines."""
+        """Warnings about the choice, one line each."""
         reason = self.may_vary
         return () if reason is None else (f"bits may differ from run to run: {reason}",)
 
@@ -193,14 +193,14 @@ def _broken_limit(problem: Problem, choice: Choice, device: Device) -> str | Non
 
 
 def default_implementation(op: str, settings: Options | None = None) -> str | None:
-    """What the settings say about an op; variants of other ops are none of its own."""
+    """The op's implementation in the settings; variants of other ops are ignored."""
     name = (settings or current()).implementation
     ours = {"tracea", *(v.name for v in variants.of(op))}
     return name if name in ours else None
 
 
 def _answer(question: Question, settings: Options) -> Answer:
-    """What is known of the problem, measured now if the settings say so.
+    """The answer for the problem, measured now if the settings say so.
 
     Raises:
       LookupError: if it was not measured itself and ``on_miss="error"``.

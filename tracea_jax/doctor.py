@@ -31,7 +31,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
-    """What kernels are made with.
+    """The compilers and libraries that kernels are made with.
 
     Attributes:
       cpu_isa: the instruction set that the CPU kernels use.
@@ -48,7 +48,7 @@ class Toolchain:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What a variant says of typical problems.
+    """A variant's answer for typical problems.
 
     Attributes:
       op, device, variant: names of what is asked about.
@@ -121,7 +121,7 @@ class Caches:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report(Printable):
-    """What ``doctor`` found; a shell and a notebook show it.
+    """The report of ``doctor``; a shell and a notebook show it.
 
     Attributes:
       versions: of packages, of Python and of the platform, by name.
@@ -279,7 +279,7 @@ def _devices() -> list[Device]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that run, of Python and of the platform, by name."""
+    """Versions of the packages, of Python and of the platform, by name."""
     names = ("tracea_jax", "jax", "jaxlib", "numpy")
     return {
         **{name: importlib.metadata.version(name) for name in names},

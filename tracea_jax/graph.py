@@ -37,7 +37,7 @@ class Node:
 
     @property
     def flops(self) -> int:
-        """Of all runs."""
+        """Floating-point operations of all runs."""
         return self.count * self.problem.flops
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Node:
 
 
 class Graph(Printable, Adds):
-    """What a program asks of the ops, for tuning it as a whole.
+    """The problems of a program, for tuning it as a whole.
 
         graph = tracea.Graph()
         graph.add_matmul(4096, 4096, 4096, dtype="bfloat16", count=32)
@@ -78,7 +78,7 @@ class Graph(Printable, Adds):
         ops: str | Iterable[str] | None = None,
         after_grad: bool = False,
     ) -> Graph:
-        """What ``transform(fn)`` asks when it is called with these arguments.
+        """The graph of ``transform(fn)`` called with these arguments.
 
         Sites that it leaves because the whole program was faster so are included.
 

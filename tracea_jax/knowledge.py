@@ -1,4 +1,4 @@
-"""What is known of problems on this machine, and how more gets known: by measuring.
+"""Measured answers on this machine, and how more are measured.
 
 known  -> the ``Knowledge`` that answers now
 agreed -> the same, once all processes of a program have equal knowledge
@@ -276,7 +276,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def bench_of(problem: Problem, device: Device) -> measure.Bench:
-    """What measures and verifies the choices of a problem."""
+    """The bench that measures and verifies the choices of a problem."""
     return catalogue.get(problem.op).bench(problem, device)
 
 

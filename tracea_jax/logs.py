@@ -1,4 +1,4 @@
-"""What ``TRACEA_LOG`` does: it lets the loggers below "tracea_jax" print.
+"""``TRACEA_LOG``, which lets the loggers below "tracea_jax" print.
 
 Modules log by ``logging.getLogger(__name__)``: at level info each tuned answer, each
 config that is refused, the race of each whole program, and what a cache could not use;

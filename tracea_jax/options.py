@@ -300,7 +300,7 @@ def planning(device: str | Device | None = None) -> Iterator[Device]:
 
 
 def planning_state() -> Hashable:
-    """What plans depend on besides their problem: equal states plan alike."""
+    """The state that plans depend on besides their problem: equal states plan alike."""
     return planned_device(), current(), _epoch.value
 
 

@@ -1,4 +1,4 @@
-"""What serves an equation of an op, and why: one answer for lowering and for explain.
+"""Resolves an equation of an op to a plan: one answer for lowering and for explain.
 
 | XLA serves an equation because                 | told by                            |
 |------------------------------------------------|------------------------------------|
@@ -63,7 +63,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What serves a request.
+    """How a request is served: by a plan, by XLA, or by an error.
 
     Attributes:
       call: what the lowering emits.
@@ -103,7 +103,7 @@ def serve(
     settings: Options | None = None,
     compiles: bool = False,
 ) -> Served:
-    """What serves a request on a device; see the module for the cases.
+    """Resolves a request on a device; see the module for the cases.
 
     Args:
       request: what is asked.

@@ -54,7 +54,7 @@ class Verdict(Printable):
 
     @classmethod
     def of_entry(cls, entry: Entry) -> Verdict | None:
-        """What an entry says; None if it lacks a time."""
+        """The verdict of a cache entry; None if it lacks a time."""
         best = entry.best
         if not (best.time_us and best.xla_us):
             return None
@@ -110,7 +110,7 @@ def problem_of(jaxpr: Any, ops: tuple[str, ...], after_grad: bool) -> ProgramPro
 def verdict(
     jaxpr: Any, ops: tuple[str, ...], after_grad: bool, device: Device
 ) -> Verdict | None:
-    """What is known of a program on a device.
+    """The verdict on a program on a device.
 
     Nothing is, where an implementation is asked for in the settings: that was not what
     raced.

@@ -8,5 +8,5 @@ from tracea_jax import cli
 
 
 def parser() -> argparse.ArgumentParser:
-    """What ``tracea`` parses with, as if ``tune`` and ``emit`` had been asked."""
+    """The parser of ``tracea``, as if ``tune`` and ``emit`` had been called."""
     return cli._parser(["tune", "emit"])

@@ -51,7 +51,7 @@ class ChainProblem(Problem):
 
     @property
     def flops(self) -> int:
-        """Of the order that needs less."""
+        """Operations of the cheaper order."""
         return min(self.left_flops, self.right_flops)
 
     @property

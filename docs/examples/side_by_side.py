@@ -21,7 +21,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What came out; ``print`` it.
+    """The result of the comparison; ``print`` it.
 
     Attributes:
       name: of the results, such as "loss".

@@ -205,7 +205,7 @@ def decoding_several(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
 
 
 def decoding_in_window(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
-    """Of heads that share keys, each sequence at its own position."""
+    """One query of heads that share keys, each sequence at its own position."""
     here, keys = index[:, None], jnp.arange(T)
     seen = (keys <= here) & (keys > here - 3)
     return jax.nn.dot_product_attention(q[:, :1], k, v, mask=seen[:, None, None])

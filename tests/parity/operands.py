@@ -49,7 +49,7 @@ def tile_copies() -> Iterator[TileCopies]:
 
 
 def operand_cases() -> Iterator[Case]:
-    """What a lane of the last of two warps reads, and where a thread copies to."""
+    """Addresses that a lane of the last of two warps reads and a thread copies to."""
     for crossed in (False, True):
         for function in (operands.ldmatrix_row, operands.ldmatrix_chunk):
             yield Case(

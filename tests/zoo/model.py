@@ -1,4 +1,4 @@
-"""What the zoo tells of a model, and random parameters of any shapes."""
+"""The zoo's description of a model, and random parameters of any shapes."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class _Races:
         return held
 
     def sites(self, alike: list[Site], later: int) -> SiteTime:
-        """What runs a problem against XLA.
+        """Times the plan of a problem against XLA.
 
         Args:
           alike: sites of the same problem and choice.

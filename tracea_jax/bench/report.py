@@ -1,4 +1,4 @@
-"""What a bench found: times of the whole program and of its sites.
+"""The report of a bench: times of the whole program and of its sites.
 
 ``bench`` makes these values of the times in ``bench.timed``; ``bench.plot`` draws them.
 docs/json.md names the keys of their plain data.

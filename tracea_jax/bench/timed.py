@@ -60,7 +60,7 @@ class Timed:
 
     @classmethod
     def total(cls, counted: Iterable[tuple[int, Timed]]) -> Timed:
-        """Of programs that run one after another, each so many times."""
+        """The total of programs that run one after another, each so many times."""
         known = list(counted)
 
         def total_us(time_us: Callable[[Timed], float]) -> float:
@@ -147,7 +147,7 @@ class Load:
 
 
 def warning(load: Load | None, timed: Timed) -> str:
-    """What to know of the machine before the times are believed; "" if it was quiet.
+    """A warning about load on the machine during the race; "" if it was quiet.
 
     Even an idle machine has rounds that are slower than others by ``QUIET``. Where
     plain differs from itself by more, other programs were in the way.

@@ -32,7 +32,7 @@ _COLUMNS = (Column("line"), Column("problem", ": "), Column("runs", " "))
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Bundle(Printable):
-    """What was written.
+    """A bundle that was written.
 
     Attributes:
       path: the directory.

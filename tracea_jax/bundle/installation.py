@@ -48,12 +48,12 @@ class Library:
 
     @property
     def cmake(self) -> pathlib.Path:
-        """What CMake's ``tracea_DIR`` is set to."""
+        """The directory for CMake's ``tracea_DIR``."""
         return self.lib / "cmake" / "tracea"
 
     @property
     def pkgconfig(self) -> pathlib.Path:
-        """What ``PKG_CONFIG_PATH`` has to contain."""
+        """The directory for ``PKG_CONFIG_PATH``."""
         return self.lib / "pkgconfig"
 
     @property

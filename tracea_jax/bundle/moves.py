@@ -58,7 +58,7 @@ class Move:
 
 
 def strides(shape: Sequence[int]) -> list[int]:
-    """Of a contiguous array, in elements."""
+    """Strides of a contiguous array, in elements."""
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 

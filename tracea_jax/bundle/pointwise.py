@@ -48,7 +48,7 @@ _REDUCTIONS = {
 
 
 def mapped(eqn: Any) -> dict[str, Any] | None:
-    """What the manifest says of a function of each element; None of anything else."""
+    """The manifest's step for an elementwise function; None for anything else."""
     name = _function(eqn)
     if name is None or not _has_dtypes(eqn):
         return None
@@ -83,7 +83,7 @@ def repeated(operand: Any, eqn: Any) -> int | None:
 
 
 def reduced(eqn: Any) -> dict[str, Any] | None:
-    """What it says of a reduction, of an array in the order of ``order_to_reduce``."""
+    """The manifest's step for a reduction of an array in ``order_to_reduce``."""
     name = _REDUCTIONS.get(eqn.primitive.name)
     if name is None or not _has_dtypes(eqn):
         return None

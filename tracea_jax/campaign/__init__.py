@@ -180,7 +180,7 @@ def graph_of(
 
 
 def _meant(what: Any) -> str:
-    """What to write in place of what cannot be tuned."""
+    """Suggests a call in place of one that cannot be tuned."""
     if isinstance(what, str) and what in catalogue.names():
         return f"graph = tracea.Graph(); graph.add_{what}(...); tune(graph)"
     if isinstance(what, list | tuple) and all(isinstance(x, Problem) for x in what):

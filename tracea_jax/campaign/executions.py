@@ -69,13 +69,13 @@ class Program:
 
     @property
     def name(self) -> str:
-        """Of the function, for people."""
+        """The function's name in reports."""
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
         return one_line(name, 200)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Executions]:
-        """What can be traced and run while the context lasts."""
+        """Executions that can be traced and run while the context lasts."""
         with (
             knowledge.undisturbed(),
             mutable.opened(self.fn, self.args, {}) as (fn, args, kwargs),
@@ -127,8 +127,12 @@ class Executions:
         return None
 
     def sites(self) -> tuple[Any, dict[str, list[str]]]:
-        """What ``transform`` makes of the program when every site is taken, and its
-        classes of sites by op, those with the most sites first."""
+        """The program with every site taken, and its classes of sites.
+
+        Returns:
+          The jaxpr that ``transform`` makes, and by op the names of the classes, those
+          with the most sites first.
+        """
         counts: dict[str, collections.Counter[str]] = {}
 
         def note(op: str, name: str) -> None:

@@ -70,7 +70,7 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is kept of a program.
+    """The program that is kept, and the one with every site.
 
     Attributes:
       kept: the fastest that was found; it leaves every op if that is plain.
@@ -102,7 +102,7 @@ class Decision:
 
 
 def first_decision(first: Race, ops: Iterable[str]) -> Decision:
-    """What is kept by a race of plain and the program with every site.
+    """The decision of a race of plain and the program with every site.
 
     Raises:
       Undecided: if plain itself fails.

@@ -179,7 +179,7 @@ class Races:
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """What ends a race is the reason why there is none, or a note on the first."""
+        """Records what ends a race as the reason, or as a note on the first."""
         why = ""
         try:
             yield

@@ -26,7 +26,7 @@ from tracea_jax.tuning.store.records import Entry
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TuneReport(Printable):
-    """What ``tracea.tune`` did; a shell and a notebook show it.
+    """The report of ``tracea.tune``; a shell and a notebook show it.
 
     Attributes:
       device: that was measured on.
@@ -50,7 +50,7 @@ class TuneReport(Printable):
 
     @property
     def entries(self) -> dict[Problem, Entry]:
-        """What is remembered about each problem that was measured."""
+        """The cache entry of each problem that was measured."""
         return {r.problem: r.entry for r in self.rows if r.entry is not None}
 
     @property
@@ -76,7 +76,7 @@ class TuneReport(Printable):
 
     @property
     def protocol(self) -> str:
-        """What decided: "kernels", "steady", "cold" or "balanced"; or "mixed"."""
+        """The deciding protocol: "kernels", "steady", "cold", "balanced", "mixed"."""
         found = {row.protocol for row in self.timed} or {
             deciding(self.goal, has_cold=True)
         }

@@ -1,4 +1,4 @@
-"""What a tuning found for one problem: its trials, its times, and what runs it now.
+"""Results of a tuning for one problem: its trials, its times, and its choice.
 
 ``run`` makes these values; ``report`` gathers those of all problems; ``plot`` draws
 them.
@@ -83,7 +83,7 @@ class Row(Printable):
 
     @property
     def protocol(self) -> str:
-        """What decided: "kernels", "steady", "cold" or "balanced"."""
+        """The deciding protocol: "kernels", "steady", "cold" or "balanced"."""
         return "steady" if self.entry is None else self.entry.best.protocol
 
     @property

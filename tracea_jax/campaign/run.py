@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tracea_jax import knowledge, policy, variants
+from tracea_jax import knowledge, variants
 from tracea_jax.campaign.executions import Program
 from tracea_jax.campaign.races import Races
 from tracea_jax.campaign.report import TuneReport
@@ -22,13 +22,13 @@ from tracea_jax.campaign.rows import Row
 from tracea_jax.campaign.watch import Watch
 from tracea_jax.campaign.whole import Whole
 from tracea_jax.device import Device
-from tracea_jax.diagnosis import diagnose
 from tracea_jax.graph import Graph, Node
 from tracea_jax.options import Options, publish_epoch
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.problem.program import ProgramProblem
 from tracea_jax.tuning import roofline, schedule, tuner
+from tracea_jax.tuning.answers.answer import Question
 from tracea_jax.tuning.lab.local import Lab, LabError
 from tracea_jax.tuning.sharing import Portfolio, Sharing
 from tracea_jax.tuning.store.records import Entry
@@ -150,17 +150,13 @@ class Run:
         return rows
 
     def _choices(self, graph: Graph) -> dict[Problem, Choice]:
-        """What runs the problems of a graph, and their parts, by now."""
+        """The choices that run the problems of a graph and their parts by now."""
         known = knowledge.known(self.settings)
         problems = [node.problem for node in graph]
         problems += [part for p in problems for part in variants.parts(p)]
-        found: dict[Problem, Choice] = {}
-        for problem in problems:
-            answer = known.lookup(problem, self.device)
-            diagnosis = diagnose(problem, self.device, self.settings.determinism)
-            decided = policy.decide(diagnosis).choice
-            found[problem] = decided if answer is None else answer.choice
-        return found
+        bits = self.settings.determinism
+        asked = [Question.about(p, self.device, deterministic=bits) for p in problems]
+        return {question.problem: known.answer(question).choice for question in asked}
 
     def _rows(
         self,
@@ -284,6 +280,7 @@ class Run:
             lab=lab,
             knowledge=knowledge.known(self.settings),
             device=self.device,
+            determinism=self.settings.determinism,
             goal=self.search["goal"],
             fraction=fraction,
             left_s=lambda: self.left_s,

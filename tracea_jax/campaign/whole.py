@@ -1,4 +1,4 @@
-"""What a tuning found for the program as a whole: its part of the report.
+"""Results of a tuning for the program as a whole: their part of the report.
 
 ``campaign.program`` holds the race, ``campaign.report`` shows this.
 """
@@ -15,7 +15,7 @@ from tracea_jax.verdicts import Verdict
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Whole(Printable):
-    """What the race of a whole program found.
+    """The result of the race of a whole program.
 
     Attributes:
       verdict: what is kept; None if there was no race.
@@ -33,7 +33,7 @@ class Whole(Printable):
 
     @classmethod
     def of_entry(cls, entry: Entry) -> Whole:
-        """What the entry of a race says."""
+        """The result in the cache entry of a race."""
         every, every_us = map(entry.tuner.get, ("every", "every_us"))
         return cls(
             verdict=Verdict.of_entry(entry),

@@ -1,4 +1,4 @@
-"""What the command prints of an entry of the cache: a line, data, or everything."""
+"""Printed forms of a cache entry: a line, data, or everything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def line(entry: Entry) -> str:
 
 
 def data(name: Name, entry: Entry) -> dict[str, Any]:
-    """What ``line`` tells, and more, as plain data; docs/json.md has the keys."""
+    """The contents of ``line`` and more as plain data; docs/json.md has the keys."""
     best = entry.best
     return {
         "text": _problem(entry),
@@ -59,7 +59,7 @@ def _of_config(config: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """What a file may say in as many lines as it likes, in a part of one."""
+    """A value of a file, which may have many lines, as a part of one line."""
     return schema.one_line(str(value), 200)
 
 

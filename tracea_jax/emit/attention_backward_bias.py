@@ -113,7 +113,7 @@ def smem_bytes(problem: AttentionProblem) -> int:
 
 
 def beside(problem: AttentionProblem) -> GradientScores:
-    """What the kernel is told of biases and masks."""
+    """Biases and masks of the kernel."""
     side = sides.of_queries(problem, TILE_Q, tile_kv(problem), "bias")
     return GradientScores(
         problem=problem, side=side, is_mapped=rules.is_mapped(problem)

@@ -100,7 +100,7 @@ class Half:
 
     @property
     def flags(self) -> dict[str, bool]:
-        """Of the Traits."""
+        """Boolean constants of the Traits."""
         p = self.problem
         left, right = rules.window(p)
         return {
@@ -123,7 +123,7 @@ class Half:
 
     @property
     def traits(self) -> str:
-        """What the Traits hold."""
+        """C++ members of the Traits."""
         p = self.problem
         own, other, stages = self.tile
         scores, sums, of_values, part = (
@@ -156,7 +156,7 @@ kProducerRegisters = {producer}, kConsumerRegisters = {consumer};
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Of the entry, name to type; in the order of ``params``."""
+        """The entry point's parameters, name to type, in the order of ``params``."""
         return {
             **{name: _MAP for name, m in self.maps.items() if m},
             **{name: of_type for name, (of_type, _) in self.pointers.items()},
@@ -173,7 +173,7 @@ kProducerRegisters = {producer}, kConsumerRegisters = {consumer};
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """Of the launch."""
+        """The launch's arguments."""
         floats = factors(self.problem).values()
         return (
             *(m for m in self.maps.values() if m),
@@ -195,7 +195,7 @@ def keys(
     has_blind: bool,
     operands: tuple[str, ...],
 ) -> Half:
-    """Of a launch with these operands: dk and dv."""
+    """The kernel for dk and dv, in a launch with these operands."""
     p, c = problem, config
     beside = sizes.beside_keys(p, c)
     of_queries, of_keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
@@ -259,7 +259,7 @@ def queries(
     config: AttentionBackwardSm90Config,
     operands: tuple[str, ...],
 ) -> Half:
-    """Of a launch with these operands: dq."""
+    """The kernel for dq, in a launch with these operands."""
     p, c = problem, config
     beside = sizes.beside_queries(p, c)
     of_queries, of_keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
@@ -309,7 +309,7 @@ def queries(
 
 
 def factors(problem: AttentionProblem) -> dict[str, float]:
-    """What the kernels multiply scores with."""
+    """Factors of the scores in the kernels."""
     p = problem
     product = 1.0 if moves(p) else p.scale  # what scores then lack
     bounds = product if p.soft_cap is None else p.soft_cap
@@ -321,7 +321,7 @@ def factors(problem: AttentionProblem) -> dict[str, float]:
 
 
 def threads_of(consumers: int) -> int:
-    """Of a block: a producer's warpgroup, and consumers."""
+    """Threads of a block: one producer warpgroup and the consumers."""
     return WARPGROUP * (1 + consumers)
 
 

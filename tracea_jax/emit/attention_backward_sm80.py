@@ -124,19 +124,19 @@ def registers(
     *,
     of_keys: bool,
 ) -> Any:
-    """Of a thread: sums, two blocks of scores, and rounded ones."""
+    """Registers of a thread: sums, two blocks of scores, and rounded ones."""
     _, other = _rows(config, of_keys=of_keys)
     of_band = sums(problem, of_keys=of_keys) + other + other // 4
     return bands(config, of_keys=of_keys) * of_band
 
 
 def sums(problem: AttentionProblem, *, of_keys: bool) -> int:
-    """Of a thread and a band: of two products for keys, of one for queries."""
+    """Accumulators of a thread and a band: two products for keys, one for queries."""
     return (1 + of_keys) * problem.head_dim // 2
 
 
 def bands(config: AttentionBackwardSm80Config, *, of_keys: bool) -> Any:
-    """Of own rows, that a warp has."""
+    """Bands of the kernel's own rows in a warp."""
     own, _ = _rows(config, of_keys=of_keys)
     return own // (_BAND * config.warps)
 
@@ -158,7 +158,7 @@ def reads(side: Side, has_blind: bool) -> tuple[str, ...]:
 
 
 def results(side: Side) -> tuple[str, ...]:
-    """What a kernel writes."""
+    """Results of a kernel."""
     return ("dk", "dv") if side.of_keys else ("dq",)
 
 

@@ -71,7 +71,7 @@ class AttentionBackwardSm90Config:
 
 
 def _pair_bytes(problem: AttentionProblem, rows: Any) -> Any:
-    """Of rows of keys and of their values, or of queries and of do."""
+    """Bytes of so many rows of keys and values, or of queries and do."""
     slabs = forward.slabs(problem.head_dim) + forward.slabs(problem.columns)
     return slabs * rows * _ROW_BYTES
 
@@ -101,7 +101,7 @@ def queries_smem_bytes(
 
 
 def _bias_bytes(problem: AttentionProblem, queries: Any) -> Any:
-    """Of a bias of so many queries and 64 keys, if tiles of it are copied."""
+    """Bytes of a bias tile of so many queries and 64 keys; 0 if none is copied."""
     return queries * _ROW_BYTES * rules.biased_by_tiles(problem)
 
 
@@ -114,7 +114,7 @@ def _whole(problem: AttentionProblem, tiles: Any) -> Any:
 def keys_registers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
-    """Of a thread: two sums, two blocks of scores, and rounded weights."""
+    """Registers of a thread: two sums, two blocks of scores, and rounded weights."""
     weights = config.block_q // 4 * (1 - _saves_registers(problem, config))
     return _without_weights(problem, config) + weights
 
@@ -144,7 +144,7 @@ def _without_weights(problem: AttentionProblem, config: Any) -> Any:
 def queries_registers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
-    """Of a thread: sums, two blocks of scores, and rounded gradients of scores."""
+    """Registers of a thread: sums, two blocks of scores, rounded score gradients."""
     of_cap = _CAP_REGISTERS * (problem.soft_cap is not None)
     more = of_cap + _CROWD_REGISTERS * is_crowded(problem)
     return problem.head_dim // 2 + config.block_kv + config.block_kv // 4 + more
@@ -166,7 +166,7 @@ def is_crowded(problem: AttentionProblem) -> bool:
 
 
 def _kinds(problem: AttentionProblem) -> int:
-    """Of what is done to scores beside rules on positions, lengths and segments."""
+    """Number of score modifiers: soft cap, bias, ALiBi, boolean mask."""
     p = problem
     kinds = (p.soft_cap, p.bias, p.alibi, p.mask)
     return sum(kind is not None for kind in kinds)
@@ -185,7 +185,7 @@ def planes(problem: AttentionProblem) -> int:
 def rows_shape(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> tuple[int, ...]:
-    """Of the numbers of the queries."""
+    """Shape of the per-query numbers (see ``planes``)."""
     shape = (planes(problem), padded(problem, config))
     return (problem.batch, problem.heads, *shape)
 
@@ -193,7 +193,7 @@ def rows_shape(
 def sums_shape(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> tuple[int, ...]:
-    """Of dq while it is added up: parts as tile/attention_sums.cuh describes them."""
+    """Shape of the sums of dq, in the parts that tile/attention_sums.cuh describes."""
     parts = padded(problem, config) // PART * forward.slabs(problem.head_dim)
     return (problem.batch, problem.heads, parts, PART * PART)
 
@@ -201,7 +201,7 @@ def sums_shape(
 def turns_shape(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> tuple[int, ...]:
-    """Of the numbers of tiles of keys that have added to dq of each block."""
+    """Shape of the counters of key tiles that have added to dq of each block."""
     blocks = padded(problem, config) // config.block_q
     return (problem.batch, problem.heads, blocks)
 
@@ -209,7 +209,7 @@ def turns_shape(
 def blind_shape(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> tuple[int, ...]:
-    """Of the sums of do over the queries of a tile that see no key."""
+    """Shape of the sums of do over the queries of a tile that see no key."""
     tiles = -(-padded(problem, config) // ROWS_TILE)
     return (problem.batch, tiles, problem.heads, problem.columns)
 
@@ -220,14 +220,14 @@ def padded_kv(problem: AttentionProblem, config: AttentionBackwardSm90Config) ->
 
 
 def beside_keys(problem: AttentionProblem, config: Any) -> GradientScores:
-    """What the kernel for dk and dv is told of biases and masks."""
+    """Biases and masks of the kernel for dk and dv."""
     side = sides.of_keys(problem, config.tile_kv, config.block_q)
     has_mask = problem.mask is not None
     return GradientScores(problem=problem, side=side, is_mapped=has_mask)
 
 
 def beside_queries(problem: AttentionProblem, config: Any) -> GradientScores:
-    """What the kernel for dq is told of biases and masks."""
+    """Biases and masks of the kernel for dq."""
     side = sides.of_queries(problem, config.tile_q, config.block_kv)
     has_mask = problem.mask is not None
     return GradientScores(problem=problem, side=side, is_mapped=has_mask)
@@ -262,7 +262,7 @@ def rows_reads(problem: AttentionProblem) -> tuple[str, ...]:
 
 
 def begun(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
-    """What the first kernel fills with zeros, and the one for dk and dv adds to."""
+    """Buffers that the first kernel zeroes and the one for dk and dv adds to."""
     return {"ordered": ("turns",), "atomic": ("sums",)}.get(config.dq, ())
 
 
@@ -298,7 +298,7 @@ def both_reads(
 
 
 def common_reads(problem: AttentionProblem) -> tuple[str, ...]:
-    """What all kernels that compute scores read."""
+    """Operands of all kernels that compute scores."""
     ids = ["ids_kv"] * problem.segments
     return ("q", "k", "v", "do", "rows", *_lengths(problem), *ids)
 
@@ -309,5 +309,5 @@ def dq_reads(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
 
 
 def number(operands: tuple[str, ...], name: str) -> int:
-    """Of an operand; -1, a null pointer, if it is none of them."""
+    """Index of an operand; -1, a null pointer, if it is absent."""
     return operands.index(name) if name in operands else -1

@@ -99,7 +99,7 @@ def queries(problem: AttentionProblem) -> int:
 
 
 def tiles(problem: AttentionProblem) -> int:
-    """Of rows, of all heads of keys of all sequences."""
+    """Tiles of rows over all key heads of all sequences."""
     of_sequence = -(-problem.q_len // queries(problem))
     return of_sequence * problem.kv_heads * problem.batch
 
@@ -119,7 +119,7 @@ def kernels(
     device: CudaDevice,
     pages: Pages | None = None,
 ) -> tuple[Kernel, ...]:
-    """What computes a forward problem with this config.
+    """The kernels for a forward problem with this config.
 
     The first kernel's operands are q, k, v, the lengths, if there are any, and with
     pages the table of them. If it is the only one its results are o and the
@@ -180,7 +180,7 @@ def entry_name(
     config: AttentionDecodeSm90Config,
     pages: Pages | None = None,
 ) -> str:
-    """What the kernel computes and how, readable in a profiler; free of lengths."""
+    """Name of the kernel, readable in a profiler; it does not depend on lengths."""
     left, right = sides(problem)
     parts = (
         DTYPES[problem.dtype][1],

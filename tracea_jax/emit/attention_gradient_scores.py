@@ -1,4 +1,4 @@
-"""What kernels of attention's gradients are told of biases and masks.
+"""Biases and masks in the kernels of attention's gradients.
 
 ``tile/gradient_scores.cuh`` has the device's side of it: flags of the Traits, and
 arguments behind the kernel's own. Callers: ``attention_backward_kernels`` and
@@ -36,7 +36,7 @@ def moves(problem: AttentionProblem) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GradientScores:
-    """What one kernel is told.
+    """Biases and masks of one kernel.
 
     Attributes:
       problem: the op's problem.
@@ -67,7 +67,7 @@ class GradientScores:
 
     @property
     def flags(self) -> dict[str, bool]:
-        """Of the Traits."""
+        """Boolean constants of the Traits."""
         p, side = self.problem, self.side
         examples, heads, _, keys = p.bias or (1, 1, 1, 1)
         return {

@@ -1,4 +1,4 @@
-"""What kernels of attention make of biases and of rules on which query sees which key.
+"""Biases and masking rules (which query sees which key) in attention kernels.
 
 Rules on positions and lengths are numbers of a launch. Segments and masks are a map of
 blocks, which a kernel makes before it (``attention_map``), and words of a mask for

@@ -89,7 +89,7 @@ def smem_bytes(problem: AttentionProblem, config: AttentionSm80Config) -> Any:
 
 
 def result_bytes(problem: AttentionProblem, config: AttentionSm80Config) -> Any:
-    """What results take on their way through shared memory."""
+    """Bytes of shared memory that results are staged in."""
     return hopper.slabs(problem.columns) * config.tile_q * _ROW_BYTES
 
 
@@ -120,7 +120,7 @@ def operands(problem: AttentionProblem, config: AttentionSm80Config) -> tuple[st
 
 
 def entry_name(problem: AttentionProblem, config: AttentionSm80Config) -> str:
-    """What the kernel computes and how, readable in a profiler; free of lengths."""
+    """Name of the kernel, readable in a profiler; it does not depend on lengths."""
     choices = str(config).replace(" ", "_")
     return "_".join(("attention_sm80", *hopper.name_parts(problem), choices))
 

@@ -209,7 +209,7 @@ def operands(problem: AttentionProblem, config: Any) -> tuple[str, ...]:
 
 
 def name_parts(problem: AttentionProblem) -> tuple[str, ...]:
-    """What a kernel computes, in words of its name."""
+    """Parts of a kernel's name that say what it computes."""
     left, right = rules.window(problem)
     parts = (
         DTYPES[problem.dtype][1],
@@ -233,7 +233,7 @@ def name_parts(problem: AttentionProblem) -> tuple[str, ...]:
 def buffer_shapes(
     problem: AttentionProblem, config: Any
 ) -> dict[str, tuple[int, int, int, int]]:
-    """Of the map of blocks and of the mask's words, (examples, heads, rows, words)."""
+    """Shapes (examples, heads, rows, words) of the block map and the mask's words."""
     p = problem
     blocks = -(-p.kv_len // config.tile_kv)
     examples, heads, rows, _ = p.mask or (1, 1, 1, 1)

@@ -92,7 +92,7 @@ def kernel(
 
 
 def entry_name(problem: AttentionProblem, config: AttentionSm90Config) -> str:
-    """What the kernel computes and how, readable in a profiler; free of lengths."""
+    """Name of the kernel, readable in a profiler; it does not depend on lengths."""
     choices = str(config).replace(" ", "_")
     return "_".join(("attention_sm90", *name_parts(problem), choices))
 

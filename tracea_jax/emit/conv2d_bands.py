@@ -169,7 +169,7 @@ def _params(problem: Conv2dProblem, config: BandsConfig) -> tuple[Param, ...]:
 
 
 def _sizes(problem: Conv2dProblem) -> list[int]:
-    """Of what is read and of what it meets, and where they meet first."""
+    """Extents of the image read and of the result, and where both begin to overlap."""
     rows, columns = axes(problem)
     sizes = [rows.read, columns.read, rows.result, columns.result]
     return [*sizes, rows.first_read, columns.first_read]

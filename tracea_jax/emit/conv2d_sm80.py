@@ -67,7 +67,7 @@ def kernel(
 
 
 def entry_name(problem: Conv2dProblem, config: GemmSm80Config) -> str:
-    """What the kernel computes and how, readable in a profiler; free of shapes."""
+    """Name of the kernel, readable in a profiler; it does not depend on shapes."""
     rows, columns = walks(problem)
     words = (
         "conv2d_sm80",

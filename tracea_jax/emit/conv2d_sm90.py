@@ -187,7 +187,7 @@ def kernel(
 
 
 def entry_name(problem: Conv2dProblem, config: Conv2dSm90Config) -> str:
-    """What the kernel computes and how, readable in a profiler; free of shapes."""
+    """Name of the kernel, readable in a profiler; it does not depend on shapes."""
     full_row = ROW_BYTES // ITEMSIZE[problem.lhs]
     words = (
         "conv2d_sm90",

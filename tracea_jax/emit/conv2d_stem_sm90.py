@@ -163,7 +163,7 @@ def kernel(
 
 
 def entry_name(problem: Conv2dProblem, config: Conv2dStemSm90Config) -> str:
-    """What the kernel computes and how, readable in a profiler; free of sizes."""
+    """Name of the kernel, readable in a profiler; it does not depend on sizes."""
     taps = f"{problem.kernel_height}x{window(problem)}"
     words = (
         *("conv2d_stem_sm90", epilogues.SHORT[problem.lhs]),

@@ -162,7 +162,7 @@ def kernel(
 
 
 def entry_name(problem: Conv2dProblem, config: Conv2dStripsSm90Config) -> str:
-    """What the kernel computes and how, readable in a profiler."""
+    """Name of the kernel, readable in a profiler."""
     rows, columns = strip_axes(problem)
     words = (
         "conv2d_strips_sm90",

@@ -57,7 +57,7 @@ def kernel(
 
 
 def _entry(problem: Conv2dProblem, config: GemmSm80Config) -> str:
-    """What the kernel computes and how; free of shapes and of the number of parts."""
+    """Name of the kernel; it depends neither on shapes nor on the number of parts."""
     choices = str(config).replace(" ", "_")
     return f"conv2d_weights_sm80_{SHORT[problem.lhs]}_{choices}"
 

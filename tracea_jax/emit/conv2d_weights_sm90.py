@@ -203,7 +203,7 @@ def _gradient_map(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> Im2c
 
 
 def _entry(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> str:
-    """What the kernel computes and how; free of shapes, and of the number of parts."""
+    """Name of the kernel; it depends neither on shapes nor on the number of parts."""
     c = config
     dtypes = SHORT[problem.lhs] + f"_{SHORT[problem.out]}" * (c.parts == 1)
     choices = f"{c.tile_m}x{c.tile_n}_w{c.consumers_m}x{c.consumers_n}_s{c.stages}"

@@ -1,4 +1,4 @@
-"""What convolutions for Hopper multiply: chunks of channels, and weights in rows.
+"""Operands of convolutions for Hopper: chunks of channels, and weights in rows.
 
 The tensor cores read 16-bit weights as they are stored. Those of float32, which they
 multiply as TF32, must lie along the channels that are summed: (R, S, I, O) does for the
@@ -22,7 +22,7 @@ DTYPES = (*DTYPES_16, "float32")
 
 
 def multiplied(dtype: str) -> str:
-    """What the tensor cores multiply operands as; copies of float32 round to it."""
+    """The dtype that the tensor cores multiply; copies of float32 round to it."""
     return "tfloat32" if dtype == "float32" else dtype
 
 

@@ -47,7 +47,7 @@ def units(problem: Conv2dProblem) -> int:
 
 
 def pixels(problem: Conv2dProblem) -> int:
-    """Of the result, over all phases; of y, for the gradient of weights."""
+    """Pixels of the result over all phases; those of y for the gradient of weights."""
     rows, columns = walks(problem)
     return problem.batch * sum(h.extent for h in rows) * sum(w.extent for w in columns)
 

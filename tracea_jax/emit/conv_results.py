@@ -1,4 +1,4 @@
-"""What the kernels of convolutions for Hopper share: results, and their epilogue.
+"""Results and epilogues that the convolution kernels for Hopper share.
 
 See kernels/cuda/tile/conv_epilogue.cuh.
 """

@@ -20,7 +20,7 @@ def has_bias(epilogue: Epilogue) -> bool:
 
 
 def name_parts(epilogue: Epilogue) -> tuple[str, ...]:
-    """What the epilogue does, a word for each step that it has."""
+    """Steps of the epilogue, a word for each."""
     bias = {"none": "", "row": "bias", "batched_row": "bbias"}[epilogue.bias]
     joined = {"add": "res", "multiply": "mul", "derivative": "grad"}
     words = (

@@ -53,7 +53,7 @@ def kernel(problem: GemmProblem, config: GemmSm80Config, target: Target) -> Kern
 
 
 def entry_name(problem: GemmProblem, config: GemmSm80Config) -> str:
-    """What the kernel computes and how; free of shapes."""
+    """Name of the kernel; it does not depend on shapes."""
     left, right = lhs_tiles(problem, config), rhs_tiles(problem, config)
     aligned = f"v{left.align_bytes}x{right.align_bytes}"
     types = f"{SHORT[problem.lhs]}_{SHORT[problem.out]}_{problem.layout}"

@@ -224,7 +224,7 @@ def kernel(problem: GemmProblem, config: GemmSm80Config, device: CudaDevice) -> 
 
 
 def entry_name(problem: GemmProblem, config: GemmSm80Config) -> str:
-    """What the kernel computes and how, readable in a profiler; free of shapes.
+    """Name of the kernel, readable in a profiler; it does not depend on shapes.
 
     ``v16x8x2``: rows of the left operand are multiples of 16 bytes, of the right one of
     8, and of the results of 2 elements.

@@ -213,7 +213,7 @@ def part_products(problem: GemmProblem) -> int:
 
 
 def element_bytes(problem: GemmProblem) -> int:
-    """Of what the tensor cores multiply."""
+    """Bytes of an element that the tensor cores multiply."""
     return ITEMSIZE[problem.lhs] // parts(problem)
 
 
@@ -253,7 +253,7 @@ def tail_columns(problem: GemmProblem, config: GemmSm90Config) -> int:
 
 
 def lhs_wavefronts(problem: GemmProblem) -> int:
-    """Of 128 bytes, that reading 64 rows of the left operand for a stage takes.
+    """Wavefronts (128 bytes) for reading 64 rows of the left operand of a stage.
 
     Fragments whose rows are columns of the tile as they come conflict in pairs; the
     transposed product is free to pair columns instead (``ir.register_operand``).

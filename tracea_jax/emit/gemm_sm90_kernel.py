@@ -108,7 +108,7 @@ def kernel(
 def entry_name(
     problem: GemmProblem, config: GemmSm90Config, *, gated: bool = False
 ) -> str:
-    """What the kernel computes and how, readable in a profiler; free of shapes."""
+    """Name of the kernel, readable in a profiler; it does not depend on shapes."""
     rows = int(loaded_rows(problem, config))
     one = dataclasses.replace(problem, n=problem.n // (1 + gated))
     steps = (

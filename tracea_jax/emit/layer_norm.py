@@ -62,7 +62,7 @@ def resident_blocks(problem: GroupNormProblem, config: LayerNormConfig) -> int:
 def blocks(
     problem: GroupNormProblem, config: LayerNormConfig, device: CudaDevice
 ) -> int:
-    """Of a launch: as many as run at once, if there are rows enough."""
+    """Blocks of a launch: as many as run at once, if there are enough rows."""
     most = -(-problem.images // rows(config))
     return min(most, device.sm_count * resident_blocks(problem, config))
 

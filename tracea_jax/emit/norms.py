@@ -73,7 +73,7 @@ class NormKernel:
 
     @property
     def function(self) -> str:
-        """Of the device."""
+        """Name of the device function."""
         return self.template + "_backward" * (self.problem.direction == "gradients")
 
     @property
@@ -92,7 +92,7 @@ class NormKernel:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Of the entry, name to type; in the order of ``params``."""
+        """The entry point's parameters, name to type, in the order of ``params``."""
         read, written = _OPERANDS[self.problem.direction]
         return {
             **{name: f"const {_type(name)}*" for name in read},
@@ -103,7 +103,7 @@ class NormKernel:
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """Of the launch."""
+        """The launch's arguments."""
         p = self.problem
         read, written = _OPERANDS[p.direction]
         epsilon = Scalar(value=p.epsilon, dtype="float32")

@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__({self.threads}, {self.blocks})
 
 
 def available_registers(threads: int, blocks: int) -> int:
-    """Of a thread, where a multiprocessor holds so many blocks."""
+    """Registers of a thread where a multiprocessor holds so many blocks."""
     warps = -(-threads * blocks // (32 * _SCHEDULERS))
     return min(_REGISTERS_OF_SCHEDULER // (32 * warps) // 8 * 8, _MOST_REGISTERS)
 

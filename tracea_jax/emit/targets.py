@@ -38,7 +38,7 @@ class Target:
     shared_bytes: int
 
     def threads(self, config: GemmSm80Config) -> int:
-        """Of one block."""
+        """Threads of one block."""
         return self.wave * config.warps_m * config.warps_n
 
     def __str__(self) -> str:

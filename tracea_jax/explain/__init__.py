@@ -42,7 +42,7 @@ def explain(
     device: str | Device | None = None,
     after_grad: bool = False,
 ) -> Callable[..., Explanation]:
-    """What ``transform(fn)`` would run: a row for each site, with reasons.
+    """Explains what ``transform(fn)`` would run: a row for each site, with reasons.
 
         print(tracea.explain(model)(x))
         tracea.explain(step, device="H200")(params, batch).to_json()

@@ -61,7 +61,7 @@ def of_misses(misses: Iterable[Miss]) -> Table:
 
 
 def rejected_everywhere(sites: Iterable[Site]) -> tuple[Rejection, ...]:
-    """What each of several rows of an op would say again: it is said once."""
+    """Rejections that several rows of an op have in common, which are shown once."""
     found: dict[Rejection, None] = {}
     for of_op in grouped(sites, lambda site: site.op):
         rows = [group[0] for group in grouped(of_op, _same_row)]

@@ -62,7 +62,7 @@ class Site(Printable):
 
     @property
     def flops(self) -> int:
-        """Of all runs; of one where their number is not known."""
+        """Operations of all runs; of one run if their number is unknown."""
         if self.problem is None:
             return 0
         return self.problem.flops * (1 if self.count is None else self.count)
@@ -131,7 +131,7 @@ def sites(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Around:
-    """What is around the equations of a jaxpr.
+    """The context of the equations of a jaxpr.
 
     Attributes:
       scope: of the jaxpr.
@@ -150,7 +150,7 @@ class _Around:
         return "/".join(name for name in names if name)
 
     def inside(self, eqn: Any) -> _Around:
-        """What is around the jaxprs that an equation holds."""
+        """The context of the jaxprs that an equation holds."""
         name, params = eqn.primitive.name, eqn.params
         inner = dataclasses.replace(self, scope=self.scope_of(eqn))
         if name == "scan" and self.count is not None:

@@ -1,4 +1,4 @@
-"""What a patch made of the convolutions of a model, layer by layer, for people."""
+"""A report of the convolutions of a patched model, layer by layer."""
 
 from __future__ import annotations
 

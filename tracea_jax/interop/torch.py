@@ -311,7 +311,7 @@ def _by_torch(layer: Any, x: Any, weight: Any, cotangent: Any, wanted: Any) -> A
 
 
 def _padding(layer: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Of the height and of the width, before and after."""
+    """Padding of the height and of the width, each before and after."""
     if layer.padding == "same":  # what is left over is added at the end
         pairs = zip(_pair(layer.dilation), layer.kernel_size, strict=True)
         (height, width) = (d * (k - 1) for d, k in pairs)
@@ -321,7 +321,7 @@ def _padding(layer: Any) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _pair(sizes: Any) -> tuple[int, int]:
-    """Of the height and of the width: torch takes one number for both, too."""
+    """Sizes along height and width; torch also takes one number for both."""
     height, width = (sizes, sizes) if isinstance(sizes, int) else sizes
     return int(height), int(width)
 

@@ -18,7 +18,7 @@ from tracea_jax.ir.schedules import Agent, Barrier, Condition, Hazard, Slot, run
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """What the roles do; each rule that is broken is caught by some schedule.
+    """The actions of the roles; some schedule exposes each broken rule.
 
     Attributes:
       stages: of the rings of keys and of values.
@@ -101,7 +101,7 @@ class _Turn:
 
 
 class _Memory:
-    """What roles share: rings of operands, places of tiles, turns of consumers."""
+    """State shared by roles: rings of operands, places of tiles, turns of consumers."""
 
     def __init__(self, protocol: Protocol) -> None:
         p = protocol

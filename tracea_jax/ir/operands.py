@@ -61,7 +61,7 @@ def ldmatrix_chunk(lane: Index, *, crossed: bool) -> Index:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OperandReads:
-    """What a warp reads of one operand's tiles.
+    """Reads of one operand's tiles by a warp.
 
     Attributes:
       is_a: whether it is the left operand.

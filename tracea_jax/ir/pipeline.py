@@ -67,7 +67,7 @@ class Ring:
 
 
 def turn_parity(tile: int) -> int:
-    """What consumer ``tile`` mod 2 waits for before it multiplies a tile of its own.
+    """The parity that consumer ``tile`` mod 2 waits for before it multiplies its tile.
 
     Two consumers take tiles in turn, and a barrier of each completes a phase when it
     has waited for the last step of one. This is the parity of the other's phase for the
@@ -80,7 +80,7 @@ def turn_parity(tile: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequirement:
-    """What a thread does before the next part of a step.
+    """Synchronization of a thread before the next part of a step.
 
     Attributes:
       kind: "none"; "wait" for this thread's own copy groups; "barrier" of all threads.
@@ -150,12 +150,12 @@ class AsyncCopyRing:
 
     @property
     def before_load(self) -> SyncRequirement:
-        """What protects the stage about to be filled from those still reading it."""
+        """Protection of the stage about to be filled from those still reading it."""
         return NONE if self.form == "A" and self.stages > 1 else BARRIER
 
     @property
     def before_compute(self) -> SyncRequirement:
-        """What makes this thread's own part of step k's data complete."""
+        """Completion of this thread's own part of step k's data."""
         if self.stages == 1:
             return NONE
         return wait(self.stages - 2 if self.form == "A" else self.stages - 1)

@@ -16,7 +16,7 @@ from tracea_jax.ir.schedules import Agent, Barrier, Hazard, Slot, always, run_ag
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RingProtocol:
-    """What blocks do.
+    """The actions of blocks.
 
     Attributes:
       ring: stages, parities and arrival counts.

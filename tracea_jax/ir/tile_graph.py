@@ -112,7 +112,7 @@ class KeyInterval:
         )
 
     def states(self, q_len: int, block: tuple[int, int]) -> np.ndarray:
-        """Of all tiles, (query tiles, key tiles)."""
+        """States of all tiles, an array (query tiles, key tiles)."""
         rows, tiles = block[0], np.arange(-(-self.kv_len // block[1]))
         lines: list[np.ndarray] = []
         for first in range(0, q_len, rows):
@@ -180,7 +180,7 @@ class TileGraph(Printable):
         return tuple(n for n, state in enumerate(self.states[row]) if state != EMPTY)
 
     def __and__(self, other: TileGraph) -> TileGraph:
-        """What both leave; a tile is partial where the two may leave nothing of it.
+        """The conjunction; a tile is partial where the two may leave nothing of it.
 
         Raises:
           ValueError: if the tiles are others.

@@ -1,4 +1,4 @@
-"""What arrays of masks must be. Callers: the functions of ``masks``."""
+"""Checks of the arrays of masks. Callers: the functions of ``masks``."""
 
 from __future__ import annotations
 

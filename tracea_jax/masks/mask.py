@@ -47,7 +47,7 @@ class Mask(Printable):
     kv_lengths: tuple[Any, ...] = ()
 
     def __and__(self, other: Mask) -> Mask:
-        """What both allow.
+        """The conjunction of both masks.
 
         Raises:
           ValueError: if both have rules on positions that count from different ends.
@@ -74,7 +74,7 @@ class Mask(Printable):
         )
 
     def arguments(self, batch: int, q_len: int, kv_len: int) -> dict[str, Any]:
-        """What the primitive is given, by the names that ``Spec`` has for it.
+        """Arguments of the primitive, by their names in ``Spec``.
 
         Raises:
           ValueError: if an array does not fit these sizes.

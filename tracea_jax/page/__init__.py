@@ -87,7 +87,7 @@ class Printable(abc.ABC):
     @property
     @abc.abstractmethod
     def page(self) -> Page:
-        """What the value looks like."""
+        """The page that shows the value."""
 
     def __str__(self) -> str:
         return str(self.page)

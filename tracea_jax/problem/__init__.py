@@ -1,4 +1,4 @@
-"""What is asked of an op: frozen, hashable descriptions that name no implementation.
+"""Problems of ops: frozen, hashable descriptions that name no implementation.
 
 A problem carries everything that may influence which kernel runs and nothing else; it
 is the key of the tuning cache, the argument of every ``why_not`` and what ``explain``

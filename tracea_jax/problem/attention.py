@@ -116,7 +116,7 @@ class AttentionProblem(Problem):
 
     @property
     def columns(self) -> int:
-        """Of v and o."""
+        """Columns of v and o."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
     @property

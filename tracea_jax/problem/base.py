@@ -1,4 +1,4 @@
-"""What every problem is: the members that nothing but the op's own code fills in.
+"""The base class of problems: members that the code of each op fills in.
 
 The problems of the ops here are in the modules beside this one; whoever adds an op
 derives its problem from the same class.
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 
 class Problem(abc.ABC):
-    """What is asked of an op; a frozen dataclass derives from it for each op.
+    """A problem of an op; a frozen dataclass derives from it for each op.
 
     Attributes:
       op: name of the op.
@@ -35,7 +35,7 @@ class Problem(abc.ABC):
 
     @property
     def fused_operands(self) -> str | None:
-        """What XLA on GPUs does to operands while it reads them, as a phrase.
+        """XLA's work on operands while it reads them on GPUs, as a phrase.
 
         A kernel of ours reads what another one wrote, so that measurements of operands
         in memory tell nothing. None if nothing precedes the problem in its program.

@@ -48,7 +48,7 @@ class CudaKernelProblem(Problem):
 
     @property
     def key(self) -> str:
-        """What the launchers of a process are found by."""
+        """The key of the problem's launchers in this process."""
         return f"{self.kernel} {self.code} {self.inputs} {self.outputs} {self.scalars}"
 
     @property

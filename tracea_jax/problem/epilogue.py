@@ -1,4 +1,4 @@
-"""What follows a product before it is stored, and the names all problems share."""
+"""The epilogue of a product, and the names that all problems share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ITEMSIZE = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Epilogue:
-    """What happens to the accumulator before it is stored, in this order.
+    """Steps on the accumulator before it is stored, in this order.
 
     z = acc + bias;  y = activation(z) + residual;  one rounding to the output dtype.
 

@@ -145,7 +145,7 @@ class GatedMatmulProblem(Problem):
 
     @property
     def flops(self) -> int:
-        """Of both products; the activation is not counted."""
+        """Operations of both products, without those of the activation."""
         return 4 * self.batch * self.m * self.n * self.k
 
     @property
@@ -175,7 +175,7 @@ _Products = GemmProblem | GatedMatmulProblem
 
 
 def _array_bytes(problem: _Products) -> tuple[int, int, int]:
-    """Of one left operand, one right operand and one result, with their batches."""
+    """Bytes of a left operand, a right operand and a result, with their batches."""
     p = problem
     batches = {True: p.batch, False: 1}
     lhs, rhs = (

@@ -71,7 +71,7 @@ class PagedAttentionProblem(Problem):
 
     @property
     def pool_bytes(self) -> int:
-        """Of all pages of the keys, those that no sequence reads included."""
+        """Bytes of all pages of the keys, also of those that no sequence reads."""
         entries = self.kv_heads * self.pages * self.page_size * self.head_dim
         return entries * ITEMSIZE.get(self.dtype, 4)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from tracea_jax.ops.matmul.chain import Layer, chain
 from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.rewrite.match import Match
 from tracea_jax.rewrite.view import Equation, View
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +35,29 @@ class ChainMatch(Match):
     products: tuple[int, ...]
 
 
-def chains(view: View) -> dict[int, ChainMatch]:
-    """The longest chains of products of ours, by their last products' indices."""
-    found: dict[int, ChainMatch] = {}
+def chains(
+    view: View, members: Callable[[Sequence[int]], T | None]
+) -> Iterator[tuple[ChainMatch, T]]:
+    """Takes the longest chains of products of ours that can be replaced.
+
+    Args:
+      view: the products, in order.
+      members: what one call replaces for these equations; None if it cannot. Then the
+        beginning of the chain is tried.
+    """
     for index in range(len(view.eqns)):
         if index in view.taken or not _is_layer(view.eqns[index]):
             continue
-        layers, equations = [index], {index}
-        while (longer := _next(view, layers[-1])) is not None:
-            equations |= {*longer}
-            layers.append(longer[-1])
-        if len(layers) > 1:
-            view.taken |= equations
-            found[layers[-1]] = _match(view, layers, frozenset(equations))
-    return found
+        products, equations, found = [index], [index], None
+        while (longer := _next(view, products[-1])) is not None:
+            equations += longer
+            products.append(longer[-1])
+        while len(products) > 1 and (found := members(equations)) is None:
+            products.pop()
+            del equations[equations.index(products[-1]) + 1 :]
+        if found is not None:
+            view.taken.update(equations)
+            yield _match(view, products, frozenset(equations)), found
 
 
 def may_begin(eqn: Equation) -> bool:

@@ -265,7 +265,7 @@ def _step_at(view: View, eqn: Equation, value: Atom | None = None) -> _Step | No
 def _spread(
     view: View, atom: Atom, shape: tuple[int, ...]
 ) -> tuple[Atom, tuple[int, ...]] | None:
-    """What a value is broadcast from, and its shape with all dimensions.
+    """The operand that a value is broadcast from, and its shape with all dimensions.
 
     None if it is a number, or as large as the result.
     """

@@ -88,7 +88,7 @@ MOMENTS = Rule(
 
 
 def narrow(view: View, x: Atom) -> Atom:
-    """What a float32 value was converted from, if that loses nothing, or the value."""
+    """The narrower value that a float32 value was converted from, or the value."""
     eqn = view.producer(x, "convert_element_type")
     if eqn is None or eqn.invars[0].aval.dtype.name not in ("bfloat16", "float16"):
         return x

@@ -222,7 +222,7 @@ class _Program:
         return made
 
     def _spread_from(self, source: Equation) -> tuple[Atom, list[int]]:
-        """What a broadcast begins with, before dimensions of size 1 were added.
+        """The operand of a broadcast, before dimensions of size 1 were added.
 
         Returns:
           The value, and which dimensions of the result its dimensions become.
@@ -319,7 +319,7 @@ def _relu(program: _Program, eqn: Equation) -> bool:
 
 
 def _permuted(*names: str) -> _Follower:
-    """Of parameters with an entry for each dimension."""
+    """A follower that permutes parameters with an entry for each dimension."""
 
     def follow(program: _Program, eqn: Equation) -> bool:
         if not _have_one_rank(eqn):
@@ -339,7 +339,7 @@ def _permuted(*names: str) -> _Follower:
 
 
 def _along(name: str) -> _Follower:
-    """Of a parameter that is a dimension, or several."""
+    """A follower that renumbers a parameter that is one or several dimensions."""
 
     def follow(program: _Program, eqn: Equation) -> bool:
         if not _have_one_rank(eqn):
@@ -353,7 +353,7 @@ def _along(name: str) -> _Follower:
 
 
 def _without(name: str) -> _Follower:
-    """Of a parameter with dimensions that the result has not."""
+    """A follower that renumbers the dimensions that a reduction removes."""
 
     def follow(program: _Program, eqn: Equation) -> bool:
         if len(eqn.invars) != 1:

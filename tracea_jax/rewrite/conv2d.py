@@ -186,7 +186,7 @@ class Chain:
 
     @property
     def dtype(self) -> Any:
-        """Of the convolution's own result."""
+        """Dtype of the convolution's own result."""
         return self.conv.outvars[0].aval.dtype
 
     def is_complete(self, view: View) -> bool:

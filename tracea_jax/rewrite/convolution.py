@@ -156,7 +156,7 @@ def relayouts(
 
 
 def in_plane(values: Any, above: Any) -> Any:
-    """What a form has for height and width; a line has the neutral value in height."""
+    """A form's values for height and width; a line has the neutral value in height."""
     values = [v if isinstance(v, tuple) else int(v) for v in values]
     return (above, *values) if len(values) == 1 else tuple(values)
 

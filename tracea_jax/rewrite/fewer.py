@@ -64,7 +64,7 @@ def noting(
 
 
 def class_of(view: View, match: Match) -> str | None:
-    """What a site asks, as text; None for symbolic shapes."""
+    """The problem of a site as text; None for symbolic shapes."""
     context = view.eqns[match.root].ctx
     return _class_of(match.site, tuple(x.aval for x in match.operands), context)
 

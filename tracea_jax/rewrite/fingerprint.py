@@ -1,4 +1,4 @@
-"""What two traces of one program have in common, in any process, as a hash.
+"""A hash of a program that is the same for all its traces, in any process.
 
 Equations, shapes, dtypes and literals count. Names of functions and of variables,
 captured values and the places in the source do not. Caller: ``verdicts``.

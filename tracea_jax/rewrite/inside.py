@@ -34,7 +34,7 @@ source_info_util.register_exclusion(__file__)
 
 @contextlib.contextmanager
 def splicing(rules: Sequence[Rule]) -> Iterator[None]:
-    """What is differentiated in reverse mode in this context is spliced first.
+    """Splices functions that are differentiated in reverse mode in this context.
 
     Without rules, or in a JAX where it cannot be, derivatives are JAX's own. The rules
     are part of the key of every trace: functions under ``jit`` that were traced outside
@@ -52,7 +52,7 @@ def unavailable() -> str | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Splicer:
-    """What JAX asks before it differentiates; see ``_compat.install_linearize_hook``.
+    """The hook that JAX calls before it differentiates (``_compat.linearize_hook``).
 
     There is one for the same rules, equal to no other: JAX hashes it at every call.
 

@@ -1,4 +1,4 @@
-"""What was left in a program, for reasons that rules do not see.
+"""Equations left in a program for reasons that rules do not see.
 
 Rules say why they left an equation that they looked at. Here are the other misses:
 those noted in functions that were spliced before they were differentiated, bodies of
@@ -98,7 +98,7 @@ def _warn(why: str) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Around:
-    """What is around the equations of a jaxpr.
+    """The context of the equations of a jaxpr.
 
     Attributes:
       scope: of the jaxpr.
@@ -139,7 +139,7 @@ class _Place:
         return self.is_differentiated and not self.notes
 
     def inside(self) -> _Around:
-        """What is around the jaxprs that the equation holds."""
+        """The context of the jaxprs that the equation holds."""
         around, name = self.around, self.eqn.primitive.name
         return _Around(
             scope=_joined(around.scope, self.name_stack),

@@ -1,4 +1,4 @@
-"""What rules produce: sites that replace equations, and reasons why not."""
+"""Results of rules: sites that replace equations, and reasons why not."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def mean_of(view: View, atom: Atom, x: Atom) -> Moment | None:
 
 
 def _factor(view: View, eqn: Equation) -> tuple[Atom, float] | None:
-    """What an equation multiplies with a number, and the number."""
+    """The operand that an equation multiplies by a number, and the number."""
     name = eqn.primitive.name
     if name not in ("mul", "div"):
         return None
@@ -175,7 +175,7 @@ def _factor(view: View, eqn: Equation) -> tuple[Atom, float] | None:
 
 
 def _square(view: View, atom: Atom) -> tuple[Atom, set[int]] | None:
-    """What a value is the square of."""
+    """The operand that a value is the square of."""
     atom, _, passed = origin(view, atom)
     index = view.producer_index(atom)
     if index is None:

@@ -106,7 +106,7 @@ class _Piece:
 
     @property
     def users(self) -> tuple[Equation, ...]:
-        """What the user wrote."""
+        """The user's equations."""
         return self.written or self.eqns
 
 
@@ -217,15 +217,16 @@ def _chained(pieces: list[_Piece], view: View) -> list[_Piece]:
     for i, piece in enumerate(pieces):
         for x in _free(piece.users):
             users[x].append(i)
+
+    def members(equations: Sequence[int]) -> list[int] | None:
+        inside = {owners[id(eqns[i])] for i in equations}
+        last = owners[id(eqns[max(equations)])]
+        return _with_users(pieces, users, inside, last, kept)
+
     merged: dict[int, _Piece | None] = {}
-    for root, match in chains(flat).items():
-        last = owners[id(eqns[root])]
-        inside = {owners[id(eqns[i])] for i in match.equations}
-        members = _with_users(pieces, users, inside, last, kept)
-        if members is not None:
-            merged |= dict.fromkeys(members)
-            own = [pieces[i] for i in members]
-            merged[last] = _one(own, kept, eqns, root, match)
+    for match, own in chains(flat, members):
+        merged |= dict.fromkeys(own)
+        merged[own[-1]] = _one([pieces[i] for i in own], kept, eqns, match)
     new = [merged.get(i, piece) for i, piece in enumerate(pieces)]
     return [piece for piece in new if piece is not None]
 
@@ -239,8 +240,8 @@ def _with_users(
 ) -> list[int] | None:
     """The pieces of a chain, in order, and those that only its user's equations need.
 
-    The user may have turned what one layer gives the next, which our calls need not.
-    None if anything else needs a result of them, but for the last one's.
+    The user may have transposed the result of a layer for the next one, which our calls
+    do not need. None if anything else needs a result of them, but for the last one's.
 
     Args:
       pieces: all.
@@ -266,16 +267,16 @@ def _one(
     members: Sequence[_Piece],
     kept: set[int],
     eqns: Sequence[Equation],
-    root: int,
     match: ChainMatch,
 ) -> _Piece:
     """The piece of a chain: its call, and what its products' calls leave around it."""
-    template = _template(match, eqns[root])
-    (call,) = _call(template, match, eqns[root])
+    root = eqns[match.root]
+    template = _template(match, root)
+    (call,) = _call(template, match, root)
     call = with_sources(call, [eqns[i] for i in match.products])
-    gone = {id(eqns[i]) for i in match.equations} - {id(eqns[root])}
+    gone = {id(eqns[i]) for i in match.equations} - {id(root)}
     ours = [
-        call if e is eqns[root] else e
+        call if e is root else e
         for piece in members
         for e in piece.eqns
         if id(e) in kept and id(e) not in gone

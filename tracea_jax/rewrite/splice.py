@@ -17,8 +17,8 @@ from jax.extend.core import Jaxpr
 from tracea_jax import _compat
 from tracea_jax._compat import ClosedJaxpr
 from tracea_jax.ops.common.choice import choice_p
+from tracea_jax.ops.common.faults import reported
 from tracea_jax.ops.common.remat import remat_policy
-from tracea_jax.rewrite.faults import reported
 from tracea_jax.rewrite.inline import inlined
 from tracea_jax.rewrite.match import Match, Miss, Rule, Viewed, described
 from tracea_jax.rewrite.ones import without_ones
@@ -149,7 +149,7 @@ def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Mat
 def _matched(
     rule: Rule, view: View, index: int, matches: Mapping[int, Match]
 ) -> Match | str | None:
-    """What a rule says of an equation, if what it finds can be replaced.
+    """A rule's result for an equation, if the match can be replaced.
 
     Expressions are read by recursion.
     """

@@ -55,7 +55,7 @@ def followed(dims: Dims, path: Sequence[Move]) -> Dims | None:
 
 
 def origin(view: View, atom: Atom) -> tuple[Atom, list[Equation], list[int]]:
-    """What a value is moved from, the moves, the last one first, and all equations.
+    """The origin of a value, the moves from it, the last one first, and all equations.
 
     Conversions to a wider dtype are passed too, and choices that are known.
     """

@@ -154,6 +154,6 @@ def _links(clang: str) -> bool:
 
 
 def _said(*command: str) -> str:
-    """What a program printed that ends at once; raises if it cannot be run."""
+    """The output of a command that ends at once; raises if it cannot be run."""
     ran = subprocess.run(command, capture_output=True, timeout=_ANSWER_S)
     return ran.stdout.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What a code object of an AMD GPU says of its kernels.
+"""Metadata of kernels in a code object of an AMD GPU.
 
 An ELF file with a note in MessagePack, which lists the kernels with the registers and
 memory that each needs. (LLVM, "User Guide for AMDGPU Backend", "Code Object Metadata".)
@@ -18,7 +18,7 @@ _NOTE_SECTION = 7  # SHT_NOTE
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one kernel needs.
+    """The resources of one kernel.
 
     Attributes:
       registers: vector registers of each thread.
@@ -36,7 +36,7 @@ class Usage:
 
 
 def usage(image: bytes, entry: str) -> Usage:
-    """What the kernel ``entry`` of a code object needs.
+    """The resources of the kernel ``entry`` in a code object.
 
     Raises:
       ValueError: it is no code object of an AMD GPU, or has no such kernel.

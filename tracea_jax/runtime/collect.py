@@ -44,7 +44,7 @@ def locked(directory: pathlib.Path, *, is_collector: bool) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collection removed and left: numbers of kernels, and bytes."""
+    """Numbers of kernels and bytes that a collection removed and left."""
 
     kernels: int
     freed_bytes: int

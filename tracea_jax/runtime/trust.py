@@ -246,7 +246,7 @@ def opened(
 def _read_all(
     fd: int, path: str | os.PathLike[str], size_bytes: int, limit_bytes: int
 ) -> bytes:
-    """What the file holds; one that is being appended to may have grown."""
+    """The contents of the file; one that is being appended to may have grown."""
     if size_bytes > limit_bytes:
         raise Refused(
             f"{os.fspath(path)} has {size_bytes} bytes; at most {limit_bytes} are read"

@@ -1,4 +1,4 @@
-"""What ``XLA_FLAGS`` says about determinism, read as XLA reads it.
+"""Determinism in ``XLA_FLAGS``, read as XLA reads it.
 
 JAX has no public function that tells the flags in force. XLA reads the variable once,
 when a backend starts; programs set it before that. Caller: ``options``.

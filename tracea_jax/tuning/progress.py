@@ -1,4 +1,4 @@
-"""What a tuning tells while it goes on: its steps, and that it had to end.
+"""Progress of a tuning: its steps, and the error that ends it.
 
 Nothing is printed here: ``campaign.watch`` and the command line do. The session, the
 tuner, the schedule and whoever watches them use it.

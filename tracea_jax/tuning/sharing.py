@@ -13,6 +13,7 @@ import dataclasses
 import datetime
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from tracea_jax import policy
 from tracea_jax.device import Device
@@ -21,7 +22,7 @@ from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.tuning import goals, portfolio
 from tracea_jax.tuning.answers.knowledge import Knowledge
-from tracea_jax.tuning.answers.legality import current, legal_choice
+from tracea_jax.tuning.answers.legality import current, legal_choice, varies
 from tracea_jax.tuning.lab.local import Lab, xla_choice
 from tracea_jax.tuning.measure import CandidateError
 from tracea_jax.tuning.outcome import Decided
@@ -48,6 +49,8 @@ class Sharing:
 
     Attributes:
       lab, knowledge, device, goal: as in ``tuner.Tuning``.
+      determinism: ``Options.determinism``. True shares nothing whose bits may differ
+        from run to run; None shares it only among problems whose own best does.
       fraction: see ``Portfolio``.
       left_s: returns the seconds that are left for measuring.
       observe: called with every observation.
@@ -59,14 +62,15 @@ class Sharing:
     goal: str
     fraction: float
     left_s: Callable[[], float]
+    determinism: bool | None = None
     observe: Observe = lambda problem, observation: None
 
     def share(self, entries: Iterable[Entry]) -> tuple[Portfolio, Changed]:
         """Finds the portfolio of these entries and records it as their answers.
 
-        Problems that XLA serves best, and variants without a config, take no part. If
-        no time is left to measure a config on a problem, the config counts as one that
-        does not serve the problem.
+        Problems that XLA serves best, variants without a config, and answers whose bits
+        must not differ but may, take no part. If no time is left to measure a config on
+        a problem, the config counts as one that does not serve the problem.
 
         Returns:
           The portfolio, and every changed entry.
@@ -79,6 +83,8 @@ class Sharing:
             best = entry.best
             if best.variant != "xla" and best.config and best.time_us is not None:
                 problem = problem_from_json(entry.problem)
+                if not self._may_run(problem, entry, best.variant, best.config):
+                    continue
                 seen = current(entry.observations, problem, self.device)
                 entry = dataclasses.replace(entry, observations=seen)
                 groups.setdefault(problem.op, {})[problem] = entry
@@ -109,7 +115,7 @@ class Sharing:
         the answer stayed.
         """
         known = dict(group)
-        times = {problem: self._times(entry) for problem, entry in known.items()}
+        times = {p: self._times(p, entry) for p, entry in known.items()}
         best = {p: times[p][_own(entry)] for p, entry in known.items()}
         measured = 0
         for problem, name in portfolio.gaps(times, best, self.fraction):
@@ -117,7 +123,7 @@ class Sharing:
                 break
             if any(o.identity == name for o in known[problem].observations):
                 continue  # the config was tried on this problem and failed
-            choice = self._choice(problem, name, known.values())
+            choice = self._choice(problem, name, known)
             if choice is not None:
                 seen = self._measured(problem, choice, known[problem].best.time_us)
                 known[problem] = _with(known[problem], seen)
@@ -128,13 +134,18 @@ class Sharing:
         for problem, entry in known.items():
             served = [name for name in chosen if name in times[problem]]
             name = min(served, key=lambda n: (times[problem][n], n))
-            choice = self._choice(problem, name, known.values())
+            choice = self._choice(problem, name, known)
             if _own(entry) not in chosen and choice is not None:
                 known[problem], worst[problem] = self._raced(problem, entry, choice)
         return known, measured, worst
 
-    def _times(self, entry: Entry) -> dict[str, float]:
+    def _times(self, problem: Problem, entry: Entry) -> dict[str, float]:
         """Times of our configs by the goal; the answer's time is that of its race."""
+        seen = (
+            o
+            for o in entry.observations
+            if self._may_run(problem, entry, o.variant, o.config)
+        )
         best = entry.best
         answer = Observation(
             variant=best.variant,
@@ -142,7 +153,18 @@ class Sharing:
             time_us=best.time_us,
             cold_us=best.cold_us,
         )
-        return self._scores([*entry.observations, answer])
+        return self._scores([*seen, answer])
+
+    def _may_run(
+        self, problem: Problem, entry: Entry, variant: str, config: dict[str, Any]
+    ) -> bool:
+        """Whether the config has equal bits from run to run, or need not have them."""
+        best, device = entry.best, self.device
+        if self.determinism is False or not varies(variant, config, problem, device):
+            return True
+        return self.determinism is None and varies(
+            best.variant, best.config, problem, device
+        )
 
     def _scores(self, observations: Iterable[Observation]) -> dict[str, float]:
         scores = {
@@ -151,11 +173,13 @@ class Sharing:
         return {name: us for name, us in scores.items() if us is not None}
 
     def _choice(
-        self, problem: Problem, name: str, entries: Iterable[Entry]
+        self, problem: Problem, name: str, known: Mapping[Problem, Entry]
     ) -> Choice | None:
-        """The choice of this identity; None if it is not legal for the problem."""
-        known = (o for e in entries for o in e.observations if o.identity == name)
-        seen = next(known)
+        """The choice of this identity; None if the problem cannot or may not run it."""
+        entries = known.values()
+        seen = next(o for e in entries for o in e.observations if o.identity == name)
+        if not self._may_run(problem, known[problem], seen.variant, seen.config):
+            return None
         found = legal_choice(seen.variant, seen.config, problem, self.device)
         return None if isinstance(found, str) else found
 
@@ -204,7 +228,7 @@ class Sharing:
         answer = decided.best(
             problem, self.device, order=(own,), heroes=(), goal=self.goal
         )
-        untuned = decided.times(policy.decide(diagnose(problem, self.device)).choice)
+        untuned = decided.times(self._default(problem))
         changed = dataclasses.replace(
             entry,
             best=dataclasses.replace(answer, origin=ORIGIN),
@@ -245,11 +269,14 @@ class Sharing:
         return Decided(race=race, kernels=kernels, chosen=choice, xla=xla), worst
 
     def _untuned(self, problem: Problem, entry: Entry) -> Choice | None:
-        """What runs where nothing was tuned; None if it failed in the tuning."""
-        choice = policy.decide(diagnose(problem, self.device)).choice
+        """The choice where nothing was tuned; None if it failed in the tuning."""
+        choice = self._default(problem)
         name = identity(choice.variant, dataclasses.asdict(choice.config))
         failed = {o.identity for o in entry.observations if o.failure is not None}
         return None if name in failed else choice
+
+    def _default(self, problem: Problem) -> Choice:
+        return policy.decide(diagnose(problem, self.device, self.determinism)).choice
 
     def _failed(
         self, problem: Problem, entry: Entry, choice: Choice, kind: str, message: str

@@ -270,7 +270,7 @@ def _looks_at_positions(problem: AttentionProblem) -> bool:
 
 
 def _registers(problem: AttentionProblem, c: Any, d: Any, *, of_keys: bool) -> Any:
-    """What has to fit into ``_most_registers`` in the kernel of one side."""
+    """Registers of a thread in the kernel of one side; at most ``_most_registers``."""
     kept = emit.registers(problem, c, of_keys=of_keys)
     return kept + _of_loop(problem, c, d, of_keys=of_keys)
 

@@ -189,7 +189,7 @@ ATTENTION_BACKWARD_SM90 = AttentionBackwardSm90()
 def _buffers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
 ) -> Iterator[Buffer]:
-    """What steps write for other ones to read."""
+    """Buffers that steps write for other steps."""
     p, c = problem, config
     yield Buffer(name="rows", shape=emit.rows_shape(p, c), dtype="float32")
     if c.adds:

@@ -37,7 +37,7 @@ def may_be_blind(problem: AttentionProblem) -> bool:
 def told(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Iterator[GradientScores]:
-    """What each kernel that computes scores is told of biases and masks."""
+    """Biases and masks of each kernel that computes scores."""
     yield emit.beside_keys(problem, config)
     yield emit.beside_queries(problem, config)
     if problem.bias_gradient:
@@ -67,7 +67,7 @@ def of_bias(
 
 
 def blind_buffers(problem: AttentionProblem, config: Any) -> Iterator[Buffer]:
-    """What ``of_blind`` reads and writes."""
+    """Buffers that ``of_blind`` reads and writes."""
     p = problem
     shapes = {
         "blind": emit.blind_shape(p, config),
@@ -96,7 +96,7 @@ def of_blind(problem: AttentionProblem) -> Expression:
 def mean_of_blind(
     module: Any, blind: Any, *, group: int, kv_len: int, dtype: str
 ) -> Any:
-    """What queries that see no key add to the gradient of each value of their head.
+    """Contribution of queries that see no key to the gradient of each value.
 
     Args:
       module: the array module.

@@ -220,7 +220,7 @@ def _with(config: AttentionDecodeSm90Config, splits: int) -> AttentionDecodeSm90
 
 
 def _registers(problem: AttentionProblem, config: Any) -> Any:
-    """Of a thread: scores, sums, and what masks need that have two sides."""
+    """Registers of a thread: scores, sums, and those of masks with two sides."""
     left, _ = emit.sides(problem)
     return config.tile_kv // 2 + problem.head_dim // 2 + 16 * (left is not None)
 

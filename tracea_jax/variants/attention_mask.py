@@ -1,4 +1,4 @@
-"""What attention can be asked for and few kernels compute: the reasons to refuse it.
+"""Reasons to refuse masks and options of attention that few kernels compute.
 
 Asked by each variant of attention. A kernel that computes one of these asks for the
 others, by name. So does a variant that is given a boolean mask in place of what a mask

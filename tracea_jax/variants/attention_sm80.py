@@ -198,7 +198,7 @@ def _preferred(problem: AttentionProblem) -> tuple[AttentionSm80Config, ...]:
 
 
 def _registers(problem: AttentionProblem, config: Any) -> Any:
-    """Of a thread: scores, rounded weights and sums."""
+    """Registers of a thread: scores, rounded weights and sums."""
     scores, sums = config.tile_kv // 2, problem.columns // 2
     return config.bands * (scores + scores // 2 + sums)
 

@@ -139,7 +139,7 @@ ATTENTION_SM90 = AttentionSm90()
 def _before(
     problem: AttentionProblem, config: AttentionSm90Config, device: CudaDevice
 ) -> Iterator[Step]:
-    """What runs before the kernel starts."""
+    """Steps before the kernel."""
     if rules.is_mapped(problem):
         yield map_step(problem, config, device)
     elif emit.draws(config):
@@ -155,7 +155,7 @@ def _before(
 def _buffers(
     problem: AttentionProblem, config: AttentionSm90Config
 ) -> Iterator[Buffer]:
-    """What is written before the kernel starts."""
+    """Buffers that are written before the kernel starts."""
     yield from map_buffers(problem, config)
     if emit.draws(config):
         yield Buffer(name="counter", shape=(1,), dtype="uint32")

@@ -39,7 +39,7 @@ _WIDEST = {1: 256, 2: 256, 3: 128}  # head that one instruction finds registers 
 
 
 def _registers(problem: AttentionProblem, config: Any) -> Any:
-    """Of a thread: scores, rounded weights and sums of 64 queries in a warpgroup.
+    """Registers of a thread: scores, rounded weights, sums of 64 queries a warpgroup.
 
     While scores are masked, as many again as there are scores. Wide heads leave too few
     to cap many scores at once, or to read a bias for them, and three consumers for what
@@ -85,7 +85,7 @@ def _most_registers(problem: AttentionProblem, config: Any) -> Any:
 
 
 def _of_consumers(table: dict[int, int], config: Any) -> Any:
-    """What the table says for the config's number of consumers."""
+    """The table's entry for the config's number of consumers."""
     counts = [config.consumers == n for n in table]
     return np.select(counts, list(table.values()))
 

@@ -1,4 +1,4 @@
-"""What the calls of several kernels of attention have in common.
+"""Steps that the calls of several attention kernels share.
 
 Callers: ``attention_sm90``, ``attention_sm80``, ``attention_backward_sm80``,
 ``attention_backward_sm90``.
@@ -46,7 +46,7 @@ def map_step(problem: AttentionProblem, config: Any, device: CudaDevice) -> Laun
 
 
 def map_buffers(problem: AttentionProblem, config: Any) -> Iterator[Buffer]:
-    """What ``map_step`` writes, but for a counter."""
+    """Buffers that ``map_step`` writes, without the counter."""
     shapes = emit.buffer_shapes(problem, config)
     if rules.is_mapped(problem):
         yield Buffer(name="map", shape=shapes["map"], dtype="uint32")
@@ -77,7 +77,7 @@ def map_steps_of(side: Side, device: CudaDevice) -> Iterator[Step]:
 
 
 def map_buffers_of(side: Side) -> Iterator[Buffer]:
-    """What ``map_steps_of`` writes."""
+    """Buffers that ``map_steps_of`` writes."""
     if side.of_keys and side.problem.mask:
         shape = side.problem.mask
         yield Buffer(name=side.buffer("mask"), shape=shape, dtype="bool")

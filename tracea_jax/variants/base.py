@@ -1,4 +1,4 @@
-"""What a variant is: one way to compute an op, that can say when it cannot.
+"""The protocol of variants: ways to compute an op that say when they cannot.
 
 A variant is pure knowledge. It neither compiles nor runs anything: it names the reason
 it does not apply, the configs worth measuring, the one to use unmeasured, and the call
@@ -72,7 +72,7 @@ class Variant(Protocol):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What its kernels are built from: "cuda/<header>" or "cpu/<handler>".
+        """Sources of its kernels: "cuda/<header>" or "cpu/<handler>".
 
         All that these include is meant too; see ``tuning.store.code``.
         """
@@ -103,7 +103,7 @@ class Variant(Protocol):
         ...
 
     def call(self, problem: Any, config: Config, device: Device) -> Call:
-        """What the config stands for."""
+        """The call that the config stands for."""
         ...
 
 
@@ -158,7 +158,7 @@ class Composed(Protocol):
 
     @property
     def implementation(self) -> str | None:
-        """What they are limited to, as users write it in ``implementation=``."""
+        """The variant that they are limited to, as in ``implementation=``."""
         ...
 
     def parts(self, problem: Any) -> tuple[Problem, ...]:

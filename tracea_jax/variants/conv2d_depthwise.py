@@ -325,14 +325,14 @@ def _copy_cycles(
 
 
 def _copied_pixels(p: Conv2dProblem, c: DepthwiseConfig) -> int:
-    """Of a stage: a row of x, and one of dy for the gradient of weights."""
+    """Pixels of a stage: a row of x, and one of dy for the gradient of weights."""
     wide = c.strips * c.tile_w
     _, columns = image_axis.axes(p)
     return columns.span(wide) + (wide if p.direction == "weight_grad" else 0)
 
 
 def _read_twice(p: Conv2dProblem, c: DepthwiseConfig) -> float:
-    """Of the rows that are read, the part that the block below reads, too."""
+    """Share of the rows read by a block that the block below reads again."""
     rows, _ = image_axis.axes(p)
     results = min(c.rows, -(-rows.result // rows.classes))
     entries = rows.entries(results)
@@ -341,7 +341,7 @@ def _read_twice(p: Conv2dProblem, c: DepthwiseConfig) -> float:
 
 
 def _rows_inside(rows: image_axis.Axis, of_block: int, steps: int) -> float:
-    """Of the rows that a block steps over, those of the image, on average."""
+    """Average number of rows of the image among those that a block steps over."""
     most = min(steps, -(-rows.read // rows.step))
     if rows.stride > 1 or rows.between > 1:
         return most

@@ -149,7 +149,7 @@ def product_of(problem: Conv2dProblem) -> GemmProblem:
 
 
 def product_epilogue(epilogue: Epilogue) -> Epilogue:
-    """What the product does of a convolution's epilogue.
+    """The part of a convolution's epilogue that the product applies.
 
     A residual joins a product after its activation: one that comes before it leaves the
     activation to XLA.

@@ -243,7 +243,11 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
 
 
 def _cycles_of_step(problem: Conv2dProblem, c: Any, busy: Any) -> Any:
-    """Of copies and products, which overlap; ``busy``: share of multiprocessors."""
+    """Cycles of a step's copies and products, which overlap.
+
+    Args:
+      busy: the share of multiprocessors that have a block.
+    """
     products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
     copied = _CYCLES_A_PIXEL * c.tile_m + _CYCLES_A_CHANNEL * c.tile_n
     copied = copied * _copying_factor(problem, c) * np.maximum(busy, _LEAST_SHARE)

@@ -1,4 +1,4 @@
-"""What calling a CPU kernel costs a program, and what the kernel saves there of XLA's.
+"""Costs of calling a CPU kernel in a program, and XLA's costs that it saves.
 
     it pays where  madds * s_madd + elements * s_element + outputs * s_activation
                    is at least the cost of a call

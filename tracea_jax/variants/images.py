@@ -1,4 +1,4 @@
-"""What the kernels of convolutions on GPUs share: refusals, and what was measured.
+"""Refusals and measured limits that convolution kernels on GPUs share.
 
 Callers: the variants of convolutions on GPUs.
 """
@@ -149,7 +149,7 @@ def _is_measured_small(problem: Conv2dProblem) -> bool:
 
 
 def pixels(problem: Conv2dProblem) -> int:
-    """Of the results of a forward convolution, over all images."""
+    """Pixels of the results of a forward convolution, over all images."""
     return problem.batch * math.prod(problem.out_size)
 
 

@@ -1,4 +1,4 @@
-"""What the kernels of norms share: reasons to refuse, and the steps of gradients.
+"""Shared code of norm kernels: reasons to refuse, and the steps of gradients.
 
 Callers: the variants ``group_norm_sm90`` and ``layer_norm``.
 """

@@ -103,7 +103,7 @@ Step = Launch | Expression
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What a config stands for, where that is more than one kernel.
+    """The call of a config that takes more than one kernel.
 
     Attributes:
       operands, results: names, in the order of the op's primitive, which also decides
@@ -143,7 +143,7 @@ def _equation(step: Step, of: str, *arguments: str) -> str:
 
 
 def _mistakes(call: Steps) -> Iterator[str]:
-    """What is wrong with a call, the first mistake first."""
+    """Mistakes in a call, the first one first."""
     scratch = [buffer.name for buffer in call.scratch]
     buffers = [*call.operands, *call.results, *scratch]
     for kind, names in (("buffer", buffers), ("step", [s.name for s in call.steps])):
@@ -207,5 +207,5 @@ def converted(module: Any, x: Any, *, dtype: str) -> Any:
 
 
 def zeros(module: Any, *, shape: tuple[int, ...], dtype: str) -> Any:
-    """What a kernel that only adds to a buffer starts from."""
+    """Zeros, for a kernel that only adds to a buffer."""
     return module.zeros(shape, dtype)

@@ -20,7 +20,7 @@ _FORBIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 
 
 def forward(*operands: Any, spec: Spec, lse: Any = None, **_: Any) -> list[Any]:
-    """What ``reference.reference`` computes."""
+    """``reference.reference``, computed by cuDNN."""
     x = spec.named(operands)
     o, *residual = _compat_cudnn.attention_forward(
         operands[:3],
@@ -38,7 +38,7 @@ def backward(
     bias_gradient: bool,
     **_: Any,
 ) -> list[Any]:
-    """What ``reference.backward_reference`` computes."""
+    """``reference.backward_reference``, computed by cuDNN."""
     primals, (o, lse, do) = spec.split(operands)
     x = spec.named(primals)
     dq, dk, dv, *dbias = _compat_cudnn.attention_backward(

@@ -100,7 +100,7 @@ def _softmax(scores: jax.Array, sinks: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _fill(dtype: Any) -> np.ndarray:
-    """What a forbidden score is: finite, also as float32."""
+    """The value of a masked score: finite, also as float32."""
     largest = min(float(finfo(dtype).max), float(finfo(jnp.float32).max))
     return np.asarray(-0.7 * largest, dtype)
 
@@ -109,7 +109,7 @@ def _fill(dtype: Any) -> np.ndarray:
 
 
 def _both(masks: list[Any]) -> jax.Array | None:
-    """What all of the masks that there are allow."""
+    """The conjunction of the masks that are given."""
     found = [mask for mask in masks if mask is not None]
     return functools.reduce(jnp.logical_and, found) if found else None
 
@@ -138,7 +138,7 @@ def _of_start(spec: Any, x: Named) -> jax.Array | None:
 
 
 def _of_positions(spec: Any, x: Named) -> jax.Array | None:
-    """What the rules on positions leave."""
+    """The mask of the rules on positions."""
     if not spec.is_causal and spec.window is None:
         return None
     ahead = _ahead(spec, x)

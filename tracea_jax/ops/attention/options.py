@@ -114,7 +114,7 @@ def of_heads(name: str, x: Any, q: jax.Array) -> jax.Array | None:
 
 
 def alibi(form: Any, slopes: jax.Array | None) -> Alibi | None:
-    """What the slopes make of positions, if there are any."""
+    """The form of ALiBi, checked; None without slopes."""
     if not isinstance(form, str) or form not in ALIBI:
         raise ValueError(f"alibi={shown(form)} must be one of {', '.join(ALIBI)}")
     return None if slopes is None else form

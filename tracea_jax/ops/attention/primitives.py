@@ -261,7 +261,7 @@ _SHARED = ("bias", "mask", "dbias")  # may have a batch of 1
 
 
 def _names(primitive: Primitive, params: Params) -> list[str]:
-    """Of a primitive's operands."""
+    """Names of a primitive's operands."""
     names = [*params["spec"].names]
     if primitive is attention_p:
         return names

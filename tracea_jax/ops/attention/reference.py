@@ -39,7 +39,7 @@ OF_HEADS = ("sinks", "alibi_slopes")  # (heads,), and no batch
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What the primitives compute; their parameter.
+    """The computation of the primitives, which is their parameter.
 
     Attributes:
       scale: what the scores are multiplied with.
@@ -68,7 +68,7 @@ class Spec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the operands that all primitives begin with."""
+        """Names of the operands that all primitives begin with."""
         return ("q", "k", "v", *self.optional)
 
     def named(self, operands: Sequence[Any]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def _mask(p: AttentionProblem, rng: np.random.Generator) -> jax.Array:
 
 
 def _segments(p: AttentionProblem, rng: np.random.Generator) -> np.ndarray:
-    """Of the keys: documents of random lengths, about eight in an example."""
+    """Segment ids of keys: about eight documents of random lengths in an example."""
     starts = rng.random((p.batch, p.kv_len)) < 8 / p.kv_len
     return np.cumsum(starts, axis=1, dtype=np.int32)
 

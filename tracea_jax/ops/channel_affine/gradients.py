@@ -78,7 +78,7 @@ def _kept(shape: Sequence[int], operands: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _factors(steps: Sequence[str], constants: Sequence[Any]) -> list[Any]:
-    """What y is multiplied with from each step on, by the number of steps before."""
+    """Factors of y from each step on, by the number of steps before."""
     factors: list[Any] = [full((), 1, constants[0].dtype)]
     for name, c in zip(reversed(steps), reversed(constants), strict=True):
         last = factors[-1]
@@ -96,7 +96,7 @@ Sums = tuple[Any, Any]  # of dz, and of dz * v
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Given:
-    """What gradients are computed of: see ``gradients``; ``kept`` is the result."""
+    """Operands of the gradients: see ``gradients``; ``kept`` is the result."""
 
     dys: Sequence[Any]
     x: Any

@@ -14,7 +14,7 @@ SCALES = ("mul", "div")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What is made of x and the steps' operands.
+    """The values computed from x and the steps' operands.
 
     Attributes:
       steps: names of ``STEPS``, in a row; "rsub" is c - y. No shift is between two

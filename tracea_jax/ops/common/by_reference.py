@@ -1,4 +1,4 @@
-"""What is made of a primitive's reference: Taylor series, and the checks of programs.
+"""Rules made of a primitive's reference: Taylor series, and checks of programs.
 
 Taylor-mode derivatives are those of ``jax.experimental.jet``; first-order derivatives
 are defined beside each primitive. ``checkify`` looks for NaN, divisions by zero and

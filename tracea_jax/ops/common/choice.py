@@ -13,10 +13,12 @@ the two runs is decided where it is known:
 | vmap            | nothing is decided: both are batched                          |
 | checkify        | never, where it looks for more than the checks of users       |
 
-So a site that XLA serves compiles to what the user wrote, bit by bit, and a rewrite
-that only pays with a kernel (weights that a batch normalisation is folded into, relaid
-operands) happens only with that kernel. ``rewrite.replace`` binds the primitive; which
-equations make a site is not decided here.
+Where a rule of ours fails, the user's equations are differentiated or mapped instead,
+and ``faults`` warns; calls of ours in a derivative that was taken already have no other
+side. So a site that XLA serves compiles to what the user wrote, bit by bit, and a
+rewrite that only pays with a kernel (weights that a batch normalisation is folded into,
+relaid operands) happens only with that kernel. ``rewrite.replace`` binds the primitive;
+which equations make a site is not decided here.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from tracea_jax import _compat, dispatch
 from tracea_jax.device import PLATFORMS
-from tracea_jax.ops.common import by_reference, lowering
+from tracea_jax.ops.common import by_reference, faults, lowering
 from tracea_jax.ops.common.programs import Call, calls_in, equations_in, is_composite
 from tracea_jax.ops.common.typed import (
     Cotangents,
@@ -51,6 +53,8 @@ from tracea_jax.ops.common.typed import (
     vjp,
 )
 from tracea_jax.options import planning_state
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -111,19 +115,38 @@ by_reference.register(choice_p, _as_written)
 # --- derivatives ----------------------------------------------------------------------
 
 
-def _differentiated(ours: Any, written: Written) -> Callable[..., Any]:
-    """The side whose derivative is the better one."""
-    return written if _is_left_to_xla(ours, written) else jaxpr_as_fun(ours)
+def _by_better_side(
+    transformed: Callable[[Callable[..., Any]], T], ours: Any, written: Written
+) -> T:
+    """A transformation of the side whose derivative is the better one."""
+    if _is_left_to_xla(ours, written):
+        return transformed(written)
+    try:
+        return transformed(jaxpr_as_fun(ours))
+    except Exception as e:
+        found = transformed(written)  # raises what plain JAX does
+        _report(ours, e, "differentiate")
+        return found
 
 
 def _is_left_to_xla(ours: Any, written: Written) -> bool:
     """Whether XLA would serve every call, and every one of the gradients'."""
     keyed = _Keyed(key=(written.key, planning_state()), ours=ours)
-    calls = _with_gradients(keyed)
+    try:
+        calls = _with_gradients(keyed)
+    except Exception as e:
+        _report(ours, e, "differentiate")
+        return True
     try:
         return all(lowering.would_be_xla(*call) for call in calls)
     except dispatch.Unsupported:
         return False  # what was demanded cannot run here; lowering says so, if it comes
+
+
+def _report(ours: Any, error: Exception, failed: str) -> None:
+    """Warns of a rule of ours that failed; raises what is for the user."""
+    op = next((planned.op for planned, *_ in calls_in(ours)), "site")
+    faults.reported(op, error, failed)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,13 +199,16 @@ def _is_floating(x: Any) -> bool:
 def _jvp(
     primals: Sequence[Any], tangents: Tangents, *, ours: Any, written: Written
 ) -> Any:
-    f = _differentiated(ours, written)
     perturbed = [not isinstance(t, ad.Zero) for t in tangents]
+    at, along = _chosen(primals, perturbed), _chosen(tangents, perturbed)
 
-    def of_perturbed(*some: Any) -> Any:
-        return f(*_merged(primals, some, perturbed))
+    def differentiated(f: Callable[..., Any]) -> Any:
+        def of_perturbed(*some: Any) -> Any:
+            return f(*_merged(primals, some, perturbed))
 
-    return jvp(of_perturbed, _chosen(primals, perturbed), _chosen(tangents, perturbed))
+        return jvp(of_perturbed, at, along)
+
+    return _by_better_side(differentiated, ours, written)
 
 
 def _transpose(
@@ -193,14 +219,16 @@ def _transpose(
     if all(isinstance(ct, ad.Zero) for ct in cts):
         pairs = zip(operands, linear, strict=True)
         return [ad.Zero(x.aval) if is_so else None for x, is_so in pairs]
-    f = _differentiated(ours, written)
-
-    def of_linear(*some: Any) -> Any:
-        return f(*_merged(operands, some, linear))
-
     avals = [x.aval for x in _chosen(operands, linear)]
     given = [ad.instantiate_zeros(ct) for ct in cts]
-    grads = linear_transpose(of_linear, *avals)(given)
+
+    def transposed(f: Callable[..., Any]) -> Any:
+        def of_linear(*some: Any) -> Any:
+            return f(*_merged(operands, some, linear))
+
+        return linear_transpose(of_linear, *avals)(given)
+
+    grads = _by_better_side(transposed, ours, written)
     return _merged([None] * len(operands), grads, linear)
 
 
@@ -216,7 +244,11 @@ def _batch(
 ) -> Any:
     """Both sides, the results mapped where the user's equations have them."""
     theirs, places = _compat.batched(written.closed, axis, dims)
-    own, found = _compat.batched(ours, axis, dims)
+    try:
+        own, found = _compat.batched(ours, axis, dims)
+    except Exception as e:
+        _report(ours, e, "map")
+        own, found = theirs, places  # without a call of ours
     if tuple(found) != tuple(places):
         own = _moved(own, found, places, axis.size)
     key = (written.key, tuple(dims), axis.size)

@@ -116,7 +116,7 @@ def served(
     params: dict[str, Any],
     platform: str | None,
 ) -> Served:
-    """What serves an equation in a program that is being lowered, its kernels compiled.
+    """The plan of an equation that is being lowered, with its kernels compiled.
 
     Args:
       ctx: the context of a lowering rule.
@@ -149,7 +149,7 @@ def request(
     *,
     is_partitioned: bool,
 ) -> Request:
-    """What an equation asks for.
+    """The request of an equation.
 
     Args:
       planned: its primitive.

@@ -29,7 +29,7 @@ def check_arrays(op: str, **operands: Any) -> None:
 
 
 def as_array(name: str, x: Any) -> jax.Array:
-    """What ``jnp.asarray`` makes of an operand.
+    """An operand as an array, by ``jnp.asarray``.
 
     Raises:
       TypeError: naming the operand, if that is nothing.

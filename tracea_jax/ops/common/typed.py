@@ -80,6 +80,7 @@ lax: Any = jax.lax
 profiler: Any = jax.profiler
 
 _jax: Any = jax
+JaxRuntimeError: Any = _jax.errors.JaxRuntimeError
 block_until_ready: Any = _jax.block_until_ready
 checkpoint: Any = _jax.checkpoint
 config: Any = _jax.config

@@ -90,7 +90,7 @@ class Form:
         return tuple(extents[spec.index(dim)] for dim in range(4))
 
     def lax_arguments(self, lhs: Sequence[Any], rhs: Sequence[Any]) -> dict[str, Any]:
-        """What ``lax.conv_general_dilated`` is given for operands of these shapes."""
+        """Arguments of ``lax.conv_general_dilated`` for operands of these shapes."""
         one, specs = (1, 1), SPECS[self.layout]
         x, w, y = specs["x"], specs["w"], specs["y"]
         if self.direction == "forward":

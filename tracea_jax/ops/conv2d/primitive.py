@@ -164,7 +164,7 @@ def problem_of(
 def _abstract_eval(
     *avals: Aval, epilogue: Epilogue, out: jnp.dtype, **params: Any
 ) -> list[Aval]:
-    """What tracing the reference gives; read off, as tracing costs milliseconds."""
+    """The result's types; usual cases skip tracing, which takes milliseconds."""
     form = directions.Form.of(params)
     if not _is_simple(avals, form.padding):
         f = functools.partial(reference, epilogue=epilogue, out=out, **params)

@@ -81,7 +81,7 @@ def bound(
 
 
 def _shape(problem: Conv2dProblem, role: str) -> tuple[int, ...]:
-    """Of x, w or y, in the problem's layout."""
+    """Shape of x, w or y in the problem's layout."""
     p = problem
     extents = {
         "x": (p.batch, p.in_channels, p.height, p.width),

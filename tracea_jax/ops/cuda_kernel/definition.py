@@ -1,4 +1,4 @@
-"""What a user told about a CUDA kernel, and what that means for arrays of some shapes.
+"""The user's definition of a CUDA kernel, and its launch for arrays of some shapes.
 
     Definition, shapes of the operands, numbers -> Launcher
 
@@ -70,7 +70,7 @@ class Definition:
         return self.signature.name
 
     def launcher(self, avals: Sequence[Any], given: numbers.Numbers) -> Launcher:
-        """What a call on operands of these shapes launches.
+        """The launcher of a call on operands of these shapes.
 
         Raises:
           TypeError, ValueError: naming what does not fit the kernel's parameters.

@@ -27,7 +27,7 @@ _PLATFORMS = ("cpu", "cuda")
     frozen=True, slots=True, kw_only=True, weakref_slot=True, eq=False
 )
 class FrozenLauncher:
-    """What ``launcher.Launcher`` is, without functions of the user's.
+    """A ``launcher.Launcher`` without functions of the user.
 
     Attributes:
       plain: the problem, without a launcher.

@@ -1,4 +1,4 @@
-"""What users give to ``cuda_kernel``, in the forms in which its modules want it."""
+"""Arguments of ``cuda_kernel``, in the forms that its modules take."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def macro(value: Any) -> str:
 
 
 def c_type(dtype: Any) -> str:
-    """What CUDA calls the elements of an array."""
+    """The CUDA type of the elements of an array."""
     name: str = dtype.name
     return C_TYPES.get(name, name)
 

@@ -191,7 +191,7 @@ def forward(
 
 
 def _finite(largest: Any) -> Any:
-    """What is subtracted from logits: their maximum, or 0 as in ``logsumexp``."""
+    """The number subtracted from logits: their maximum, or 0 as in ``logsumexp``."""
     return jnp.where(jnp.isfinite(largest), largest, zeros_like(largest))
 
 

@@ -77,7 +77,7 @@ class Layer:
 
     @property
     def params(self) -> Params:
-        """Of a product without an epilogue."""
+        """Parameters of the layer's product without its epilogue."""
         return {
             "layout": self.layout,
             "out": self.out,
@@ -180,7 +180,7 @@ def _chain_abstract_eval(*avals: Aval, **params: Any) -> Aval:
 def _chain_jvp(
     primals: Arrays, tangents: Tangents, *, layers: tuple[Layer, ...], body: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Of each layer's z, given that of the one before; see the module."""
+    """The last layer's result and its tangent, computed layer by layer."""
     y, *rest = primals
     dx, *drest = map(unless_zero, tangents)
     dy = _Tangent(dz=dx)

@@ -1,4 +1,4 @@
-"""What is added to scores: masks, as large negative numbers, and biases."""
+"""Terms added to scores: masks, as large negative numbers, and biases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bias:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Added:
-    """What is added to scores: for masked keys a large negative number, and a bias."""
+    """Terms added to scores: a large negative number for masked keys, and a bias."""
 
     terms: tuple[Term, ...] = ()
     bias: Bias | None = None

@@ -32,7 +32,7 @@ _ALL = (0, 1, 2, 3)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """What the op is to be called with.
+    """Arguments for a call of the op.
 
     Attributes:
       view: the equations.

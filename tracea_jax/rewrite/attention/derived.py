@@ -1,4 +1,4 @@
-"""What depends on the product of queries and keys, as a maximum of the scores does."""
+"""Values derived from the product of queries and keys, such as a maximum."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Derived:
 
 
 def derived_along(view: View, path: Sequence[int], end: int) -> Derived:
-    """What depends on the product that a path begins with.
+    """Values derived from the product that a path begins with.
 
     Args:
       view: the equations.

@@ -109,7 +109,7 @@ def weighted_sum(view: View, division: Division, weights: set[Any]) -> Any | Non
 
 
 def _back(view: View, atom: Atom, until: set[Any]) -> Atom:
-    """What a value is made of by moves, slices, masks and roundings alone."""
+    """The origin of a value before moves, slices, masks and roundings."""
     for _ in range(_DEPTH):
         eqn = view.producer(atom)
         if eqn is None or atom in until:

@@ -40,7 +40,7 @@ def has_one_query(terms: Iterable[Term], keys: Factors) -> bool:
         return False
 
     def moving(sign: int) -> set[Unknown]:
-        """What bounds of the keys move with."""
+        """The unknowns that bounds of the keys move with."""
         return {
             unknown
             for x in bounds

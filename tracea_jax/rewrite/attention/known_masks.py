@@ -65,7 +65,7 @@ _MOVED: dict[str, Callable[..., np.ndarray | None]] = {
 
 
 def band_of(mask: np.ndarray, dims: Dims) -> tuple[Linear, Linear] | None:
-    """What is >= 0 where a table is True, if that is a band along the diagonal."""
+    """Bounds that are >= 0 where a table is True, if that is a diagonal band."""
     varying = [i for i, d in enumerate(dims) if d]
     mask = mask.reshape([mask.shape[i] for i in varying])
     rows, columns = mask.shape

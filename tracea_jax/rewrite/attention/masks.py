@@ -1,4 +1,4 @@
-"""What masks are: conjunctions of bounds on positions, and boolean values.
+"""Masks as conjunctions of bounds on positions and of boolean values.
 
 Expressions are interpreted over the positions of queries and keys, whatever their
 spelling: integers as linear functions of positions, comparisons as bounds, 0/1 arrays
@@ -60,7 +60,7 @@ NEVER = Bound(Linear(offset=-1.0))
 def conjuncts(
     view: View, atom: Atom, dims: Dims, positive: bool = True
 ) -> tuple[Term, ...]:
-    """What must hold, all of it, for a boolean to be true (if not positive, false).
+    """Terms that must all hold for a boolean to be true (if not positive, false).
 
     Args:
       view: the equations.
@@ -238,7 +238,7 @@ class Choice:
     true: float
 
     def zero_or_one(self) -> tuple[Leaf, ...] | None:
-        """What must all hold for it to be 1, if it is 0 otherwise."""
+        """Leaves that must all hold for it to be 1, if it is 0 otherwise."""
         if (self.false, self.true) == (0, 1):
             return self.which
         if (self.false, self.true) == (1, 0) and len(self.which) == 1:
@@ -285,7 +285,7 @@ def choice(view: View, atom: Atom, dims: Dims) -> Choice | None:
 
 
 def _calculated(view: View, eqn: Equation, dims: Dims) -> Choice | None:
-    """What an equation makes of a choice and of numbers, or of two choices."""
+    """The result of an equation of a choice and numbers, or of two choices."""
     known = [view.scalar(x) for x in eqn.invars]
     unknown = [x for x, value in zip(eqn.invars, known, strict=True) if value is None]
     choices = [choice(view, x, aligned(x, dims)) for x in unknown]

@@ -1,4 +1,4 @@
-"""What happens to scores between their product and the softmax."""
+"""Steps on scores between their product and the softmax."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class _Reader:
         return dataclasses.replace(scores, soft_cap=cap)
 
     def _biased(self, scores: Scores, sign: int) -> Scores:
-        """What is added before a cap: all of it counts, also the same for all keys."""
+        """Adds a bias before a cap, where terms that are equal for all keys count."""
         other = self._other
         if other in self.derived or self.view.scalar(other) is not None:
             raise Refused("the scores are shifted before their cap")

@@ -130,7 +130,7 @@ class Summand:
 
 
 def summand(view: View, softmax: Softmax, weights: Dims, derived: Derived) -> Summand:
-    """What is added to the sum of exponentials, as a sink's.
+    """The summand of a sink in the sum of exponentials.
 
     Args:
       view: the equations.
@@ -175,7 +175,7 @@ def _made_of_sum(view: View, softmax: Softmax) -> list[Atom]:
 
 
 def origin(view: View, atom: Atom, dims: Dims) -> Shift:
-    """What a value is moved and perhaps widened from, with its dimensions."""
+    """The origin of a value that is moved and perhaps widened, with its dimensions."""
     while (eqn := view.producer(atom)) is not None:
         source: Dims | None = dims
         if eqn.primitive.name in MOVES:

@@ -40,7 +40,7 @@ def arranged(how: Arrange, unknown: Unknown) -> Arrange | Within:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rows:
-    """What an equation takes: dimensions of its operand, some of them rows.
+    """The part of its operand that an equation takes: dimensions, some of them rows.
 
     Attributes:
       dims: of the operand; the rows have an axis of their own.
@@ -60,7 +60,7 @@ class Rows:
 
 
 def rows_of(view: View, eqn: Equation, dims: Dims) -> Rows | None:
-    """What a slice or an index takes; None for any other equation, or form of it."""
+    """The rows that a slice or an index takes; None for other equations or forms."""
     if eqn.primitive.name == "dynamic_slice":
         return _sliced(view, eqn, dims)
     if eqn.primitive.name == "gather":
@@ -128,7 +128,7 @@ def _indexed(view: View, eqn: Equation, dims: Dims) -> Rows | None:
 def terms_of(
     view: View, eqn: Equation, leaf: Any, conjuncts: Callable[..., tuple[Any, ...]]
 ) -> tuple[Any, ...] | None:
-    """What must hold for the mask that an equation takes out of a larger one.
+    """Terms of the mask that an equation takes out of a larger one.
 
     None unless the larger one is made of bounds on positions.
     """

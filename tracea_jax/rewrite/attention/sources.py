@@ -26,7 +26,7 @@ class Source:
 
 
 def sources(view: View, atom: Atom, dims: Dims, scaled: bool) -> list[Source]:
-    """What a value is made of; one for each dtype, since widening loses nothing.
+    """Sources of a value, one for each dtype, since widening loses nothing.
 
     Args:
       view: the equations.
@@ -98,7 +98,7 @@ def widens(eqn: Equation) -> bool:
 
 
 def of_one_dtype(candidates: Sequence[Sequence[Source]]) -> list[Source]:
-    """Of each operand the source whose dtype all of them have.
+    """The source of each operand that has a dtype which all operands have.
 
     Raises:
       Refused: if there is none.

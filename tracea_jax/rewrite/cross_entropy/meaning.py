@@ -1,4 +1,4 @@
-"""What values that a program computes of logits mean.
+"""Meanings of the values that a program computes from logits.
 
 A ``Value`` is a sum, with whole coefficients, of the logit, the log-sum-exp of its row
 and the row's maximum; or it is a step on the way to the log-sum-exp. Values of a row
@@ -22,7 +22,7 @@ from tracea_jax.rewrite.view import OUTPUT, Equation, View
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """What one value means.
+    """The meaning of one value.
 
     Attributes:
       kind: "full" for an entry a logit, "rows" for an entry a row. Steps are "exp", of
@@ -183,7 +183,7 @@ class Reading:
     # --- one equation -----------------------------------------------------------------
 
     def _meaning(self, eqn: Equation, args: Sequence[Value | None]) -> Value | None:
-        """What the result means; None if that is not understood."""
+        """The meaning of the result; None if it is not understood."""
         name, first = eqn.primitive.name, args[0]
         if name in ("add", "sub"):
             return self._sum(eqn, *args, factor=1 if name == "add" else -1)
@@ -239,7 +239,7 @@ class Reading:
         return [int(i) for i in eqn.params["axes"]] == [eqn.invars[0].aval.ndim - 1]
 
     def _exp(self, x: Value) -> Value | None:
-        """Of logits less a maximum, always the same one; without it, they overflow."""
+        """The meaning of exp(logits - maximum), always of the same maximum."""
         shift = _LOGITS.plus(x, -1)
         if shift.stopped not in (_as_full(_RAW), _as_full(_GUARDED)) or self._shift:
             return None
@@ -268,14 +268,14 @@ class Reading:
         return value
 
     def _max(self, eqn: Equation, x: Any, y: Any) -> Value | None:
-        """Of the maximum and minus infinity."""
+        """The meaning of the larger one of the logits' maximum and minus infinity."""
         value, other = (x, eqn.invars[1]) if y is None else (y, eqn.invars[0])
         lowest = self._view.scalar(other) == -math.inf
         is_maximum = value is not None and value.stopped == _RAW
         return value if is_maximum and lowest else None
 
     def _mul(self, eqn: Equation, x: Any, y: Any) -> Value | None:
-        """Of logits and a one-hot array."""
+        """The meaning of logits multiplied by a one-hot array."""
         value, other = (x, eqn.invars[1]) if y is None else (y, eqn.invars[0])
         return self._picked(eqn, value, other)
 

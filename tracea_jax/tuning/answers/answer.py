@@ -1,4 +1,4 @@
-"""What is asked and what is answered: a choice, legal for the problem, and its reasons.
+"""Questions and answers: a choice that is legal for the problem, and its reasons.
 
 The kinds of answers have modules of their own (``recorded``, ``kindred``,
 ``interpolate``); they propose, and ``accepted`` alone decides whether a proposal may
@@ -54,7 +54,7 @@ class Question:
 
     @property
     def environment(self) -> Environment:
-        """What times of the answer are comparable with."""
+        """The environment whose times are comparable with those of the answer."""
         return environment(self.device)
 
     @property

@@ -1,4 +1,4 @@
-"""What answers are made from: entries by problem, kindred environments, neighbours.
+"""Evidence for answers: entries by problem, kindred environments, neighbours.
 
 ``knowledge.Knowledge`` holds one; the kinds of answers read it. It writes nothing.
 """

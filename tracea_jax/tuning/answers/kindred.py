@@ -47,7 +47,7 @@ def kin(readers: Readers, op: str, here: Environment) -> tuple[Environment, ...]
 
 
 def _described(reader: Reader, key: str, op: str) -> Environment | None:
-    """What an environment's key stands for; None if no entry of the op can tell."""
+    """The environment of a key; None if no entry of the op describes it."""
     for name, _ in reader.problems(key, op, journals=False):
         with contextlib.suppress(Damaged, NewerSchema):
             entry = reader.read(name, complete=False)

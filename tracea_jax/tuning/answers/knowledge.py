@@ -1,4 +1,4 @@
-"""What is known of problems, as answers that do not change.
+"""Answers to problems, which do not change during a process.
 
     question -> measured, else inherited, else interpolated -> accepted -> Answer
              -> else the policy's default
@@ -76,7 +76,7 @@ class Knowledge:
         allowed: tuple[str, ...] | None = None,
         deterministic: bool | None = None,
     ) -> Answer | None:
-        """What is known of a problem, or None; always the same for one instance.
+        """The recorded answer to a problem, or None; always the same for one instance.
 
         Entries tuned here come first, then shared and shipped ones, then what was
         measured on a kindred device ("inherited"; see ``kindred``), then what other
@@ -96,7 +96,7 @@ class Knowledge:
         return None if isinstance(answer, str) else answer
 
     def answer(self, question: Question) -> Answer:
-        """What ``lookup`` knows, or else the policy's default."""
+        """The answer of ``lookup``, or else the policy's default."""
         found = self._settled.get(_key(question)) or self._settle(question)
         return default(question) if isinstance(found, str) else found
 
@@ -107,7 +107,7 @@ class Knowledge:
         return answer if isinstance(answer, str) else None
 
     def entry(self, problem: Problem, device: Device) -> Entry | None:
-        """What was measured for the very problem, with kernels as they are today.
+        """The entry measured for this very problem with today's kernels.
 
         Like answers, it is settled by the first question. There are no observations.
         """
@@ -134,7 +134,7 @@ class Knowledge:
         return nearby.of(problem, limit)
 
     def observations(self, problem: Problem, device: Device) -> tuple[Observation, ...]:
-        """What this machine measured of kernels as they are; read at each call."""
+        """This machine's observations of today's kernels; read at each call."""
         return current(self.own.observations(problem, device), problem, device)
 
     def elsewhere(self, problem: Problem, device: Device) -> tuple[Best, ...]:
@@ -193,7 +193,7 @@ def _found(question: Question, evidence: Evidence) -> Answer | str:
 
 
 def default(question: Question) -> Answer:
-    """What the policy runs unmeasured, or the default of the variant asked for."""
+    """The policy's default, or the default of the variant that is asked for."""
     decision = policy.decide(question.diagnosis)
     choice, why = decision.choice, decision.reason
     if choice.variant not in question.allowed:

@@ -16,6 +16,7 @@ from tracea_jax.problem import Problem
 from tracea_jax.schema import check_types
 from tracea_jax.tuning.store.code import code_of
 from tracea_jax.tuning.store.records import Best, Observation
+from tracea_jax.variants.base import Varying
 
 # What a config of wrong types raises, whatever meets it.
 _ILLEGAL = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError)
@@ -52,6 +53,20 @@ def read_choice(
 def hashable(config: dict[str, Any]) -> dict[str, Any]:
     """JSON has lists where configs have tuples."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+
+
+def varies(
+    variant: str, config: dict[str, Any], problem: Problem, device: Device
+) -> bool:
+    """Whether bits of a recorded choice may differ from run to run, if it is legal."""
+    found = next((v for v in variants.of(problem.op) if v.name == variant), None)
+    if not isinstance(found, Varying):
+        return False
+    legal = legal_choice(variant, config, problem, device)
+    return (
+        isinstance(legal, Choice)
+        and found.may_vary(problem, legal.config, device) is not None
+    )
 
 
 def is_current(

@@ -118,7 +118,7 @@ class Nearby:
         return tuple(found)
 
     def _neighbour(self, place: Place) -> Neighbour | None:
-        """What is known at a place; None if it cannot be read."""
+        """The neighbour stored at a place; None if it cannot be read."""
         origin, reader = self._readers[place.reader]
         try:
             entry = reader.read(place.name, complete=True)
@@ -156,7 +156,7 @@ class Nearby:
 
 
 def _split(problem: dict[str, Any]) -> tuple[str, tuple[float, ...]] | None:
-    """What must be equal, and where the extents put it; None if it has no place."""
+    """The fields that must be equal, and the extents in octaves; None without any."""
     try:
         extents = catalogue.get(problem["op"]).problem.extents
         position = tuple(math.log2(problem[name]) for name in extents)

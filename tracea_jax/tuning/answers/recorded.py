@@ -14,12 +14,10 @@ from tracea_jax.policy import Choice
 from tracea_jax.tuning.answers import kindred
 from tracea_jax.tuning.answers.answer import Answer, Question
 from tracea_jax.tuning.answers.evidence import Evidence
-from tracea_jax.tuning.answers.legality import current, current_best, legal_choice
+from tracea_jax.tuning.answers.legality import current, current_best, varies
 from tracea_jax.tuning.answers.steady import steadiest
 from tracea_jax.tuning.answers.times import timed
 from tracea_jax.tuning.store.records import Best, Entry
-from tracea_jax.variants import of
-from tracea_jax.variants.base import Varying
 
 
 def measured(question: Question, evidence: Evidence) -> Iterator[Answer | str]:
@@ -36,7 +34,7 @@ def inherited(question: Question, evidence: Evidence) -> Iterator[Answer | str]:
 
 
 def _known(question: Question, evidence: Evidence, key: str) -> Iterator[Answer | str]:
-    """What the environment of this key knows of the problem, or why that is no use.
+    """Answers recorded in the environment of this key, or reasons why not.
 
     An entry's answer comes alone, unless the caller does not allow its variant, or its
     bits may differ from run to run: then others that were measured of the allowed
@@ -70,9 +68,9 @@ def _is_excluded(entry: Entry, question: Question) -> bool:
 
 
 def _in_order(found: list[Answer], question: Question) -> Iterator[Answer]:
-    """What was found, by default one of equal bits first if it is hardly slower."""
-    varies = functools.partial(_varies, question=question)
-    if not found or question.deterministic is False or not varies(found[0]):
+    """The answers found; by default one of equal bits goes first if hardly slower."""
+    may_vary = functools.partial(_varies, question=question)
+    if not found or question.deterministic is False or not may_vary(found[0]):
         yield from found
         return
     fastest, *others = found
@@ -81,7 +79,7 @@ def _in_order(found: list[Answer], question: Question) -> Iterator[Answer]:
         yield fastest  # to be refused, with the reason
         yield from (dataclasses.replace(other, decision=why) for other in others)
         return
-    first = steadiest(found, lambda answer: answer.time_us, varies)
+    first = steadiest(found, lambda answer: answer.time_us, may_vary)
     if first is not fastest:
         why = (
             "its bits are the same from run to run, and "
@@ -92,16 +90,12 @@ def _in_order(found: list[Answer], question: Question) -> Iterator[Answer]:
 
 
 def _varies(answer: Answer, question: Question) -> bool:
-    """Whether bits of a recorded choice may differ from run to run, if it is legal."""
-    problem, name = question.problem, answer.choice.variant
-    if not any(v.name == name and isinstance(v, Varying) for v in of(problem.op)):
-        return False
-    legal = legal_choice(name, answer.choice.config, problem, question.device)
-    return isinstance(legal, Choice) and question.varies(legal) is not None
+    choice = answer.choice
+    return varies(choice.variant, choice.config, question.problem, question.device)
 
 
 def _observed(entry: Entry, origin: str, question: Question) -> Iterator[Answer]:
-    """What is known to compute correctly, the fastest first."""
+    """Answers from observations that were verified, the fastest first."""
     problem, device = question.problem, question.device
     best, xla_us = current_best(entry.best, problem, device), entry.best.xla_us
     for t in timed(best, current(entry.observations, problem, device)):

@@ -214,7 +214,7 @@ def default_workers() -> int:
 
 
 def _available_bytes() -> int:
-    """Of the machine, or of the container if that may take less."""
+    """Free memory of the machine, or of the container if that has less."""
     try:
         lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
         kib = next(s.split()[1] for s in lines if s.startswith("MemAvailable:"))
@@ -225,7 +225,7 @@ def _available_bytes() -> int:
 
 
 def _left_of_cgroup() -> int:
-    """What the control group may still take, by Linux' "Control Group v2", 5.2.1.
+    """Memory that the control group may still take (Linux' "Control Group v2", 5.2.1).
 
     Files that were read long ago are given back when memory is short.
     """

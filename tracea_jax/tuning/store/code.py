@@ -1,4 +1,4 @@
-"""What a choice compiles, as one hash: times of other code are times of other kernels.
+"""A hash of the code that a choice compiles: times of other code do not apply to it.
 
     a CUDA kernel  the text that the emitter made, and every header that it includes
     a CPU kernel   the units of its handler, and all that they include

@@ -134,7 +134,7 @@ class Store:
         return trust.read_file(path, limit, top=self._top, trust=self.whose)
 
     def _volume(self, environment: str, op: str) -> Mapping[str, bytes]:
-        """What is bound, by problem."""
+        """Bound entries, by problem."""
         if not self.read_only or self.whose is Trust.SHARED:
             return {}
         path = f"{self.directory}/{environment}/{op}{volumes.SUFFIX}"
@@ -310,7 +310,7 @@ class Store:
     def problems(
         self, environment: str, op: str, *, journals: bool
     ) -> Iterator[tuple[Name, dict[str, Any]]]:
-        """What is known of in one environment, from heads alone: quick, unchecked.
+        """Entries of one environment, from their heads alone: quick, unchecked.
 
         Args:
           environment, op: as in ``Name``.

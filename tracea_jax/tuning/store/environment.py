@@ -1,4 +1,4 @@
-"""What a measured time depends on besides the problem, and the keys made from it."""
+"""The environment that measured times depend on, and the keys made from it."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Conflict:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """What a merge did.
+    """The result of a merge.
 
     Attributes:
       added, changed, unchanged: numbers of entries.

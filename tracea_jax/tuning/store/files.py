@@ -81,7 +81,7 @@ LIMIT_BYTES = 64 << 20  # of an entry or a journal
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Journalled:
-    """What a journal holds.
+    """The contents of a journal.
 
     Attributes:
       observations: of all lines that can be read.
@@ -187,7 +187,7 @@ def read_journal(
     top: pathlib.Path | str = "",
     whose: trust.Trust = trust.Trust.PACKAGE,
 ) -> Journalled:
-    """What a journal holds.
+    """The contents of a journal.
 
     Args:
       path: of the file.
@@ -216,6 +216,6 @@ def rename_aside(path: pathlib.Path) -> pathlib.Path:
 
 
 def damage(path: pathlib.Path, why: Exception, aside: pathlib.Path | None) -> str:
-    """What users are told of it."""
+    """The warning about a damaged file."""
     renamed = f"; it was renamed to {aside.name}" if aside else ""
     return f"the tuning cache file {path} is damaged ({why}) and not used{renamed}"

@@ -1,4 +1,4 @@
-"""What files of the cache have in common: their first lines, and how they go wrong."""
+"""The common format of cache files: their first lines, and kinds of damage."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Own:
 
     @property
     def readers(self) -> Readers:
-        """What reads the entries, those in memory first."""
+        """Readers of the entries, those in memory first."""
         memory: Readers = (("tuned", Memory(self._memory)),)
         return memory if self._store is None else (*memory, ("tuned", self._store))
 

@@ -1,4 +1,4 @@
-"""What is remembered about a problem: observations and the best of the last race.
+"""Records of a problem: observations and the best of the last race.
 
 An entry is one JSON file. Its first line holds schema and checksum (of all that comes
 after that line), its second the answer, the rest one observation a line, so that a
@@ -229,7 +229,7 @@ class Best:
 
     @property
     def protocol(self) -> str:
-        """What decided: "kernels", or the goal's "steady", "cold" or "balanced"."""
+        """The deciding protocol: "kernels", or the goal's "steady", "cold", ..."""
         if self.kernel_us is not None and self.xla_kernel_us is not None:
             return "kernels"
         return deciding(self.goal, has_cold=self.cold_us is not None)

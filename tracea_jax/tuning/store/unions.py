@@ -1,4 +1,4 @@
-"""What is written where an entry is stored already: the union, if it can be read.
+"""Merges an entry with one that is stored already, if that can be read.
 
 How two entries become one is ``records.merge``. ``store.entries`` writes, and
 ``store.own`` keeps in memory what no directory took.
