@@ -188,15 +188,11 @@ def failing_if_first(rule):
     return jvp
 
 
-BATCHERS: Any = batching.fancy_primitive_batchers
-if matmul_p not in BATCHERS:  # JAX 0.10
-    BATCHERS = batching.primitive_batchers
-
 BROKEN = {
     "jvp": (ad.primitive_jvps, lambda rule: failing),
     "transpose": (ad.primitive_transposes, lambda rule: failing),
     "jvp in one operand": (ad.primitive_jvps, failing_if_first),
-    "vmap": (BATCHERS, lambda rule: failing),
+    "vmap": (batching.fancy_primitive_batchers, lambda rule: failing),
 }
 TRANSFORMED = {
     "grad": lambda f: jax.grad(lambda *a: (f(*a) ** 2).sum(), argnums=0),
