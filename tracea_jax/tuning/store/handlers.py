@@ -19,7 +19,7 @@ def texts(handler: str) -> tuple[tuple[str, str], ...]:
     """(path below ``kernels/cpu``, text) of each file, sorted by path.
 
     A header stands for the unit of its name as well: who includes "isa.h" runs what
-    "isa.cc" defines.
+    "isa.cc" defines. "micro_kernels.h" stands for the units in ``tile``.
 
     Args:
       handler: what its files are named after, such as "gemm".
@@ -45,6 +45,8 @@ def texts(handler: str) -> tuple[tuple[str, str], ...]:
                 header = _included(name, path, root)
                 unit = header.with_suffix(".cc")
                 pending += [header, *([unit] if unit.is_file() else [])]
+                if header.name == "micro_kernels.h":
+                    pending += (root / "tile").glob("*.cc")
     return tuple(sorted((p.relative_to(root).as_posix(), found[p]) for p in found))
 
 
