@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from numerics import normal
 
 import tracea_jax as tracea
-from tracea_jax import device, dispatch, knowledge
+from tracea_jax import device, dispatch, knowledge, serving
 from tracea_jax.explain import Explanation, explain
 from tracea_jax.explain.sites import Site
 from tracea_jax.problem import Epilogue, GemmProblem, problem_from_json
@@ -258,7 +259,7 @@ def test_partitioned_arrays():
     x = jax.ShapeDtypeStruct((8, 8), "float32", sharding=rows)
     (w,) = arrays((8, 8))
     (site,) = explain(product)(x, w).sites
-    assert site.variant == "xla" and "partitioned automatically" in site.reason
+    assert site.variant != "xla" and site.reason.startswith(serving.SPLIT)
 
     local = jax.shard_map(product, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
 
@@ -267,14 +268,26 @@ def test_partitioned_arrays():
 
     inside, outside = explain(both)(w, w).sites
     assert inside.plan and gemm(inside).m == 4
-    assert outside.plan is None and "use shard_map" in outside.reason
+    assert not inside.reason.startswith(serving.SPLIT)
+    assert outside.plan and outside.reason.startswith(serving.SPLIT)
 
     @jax.jit
     def constrained(x, w):
         return jax.lax.with_sharding_constraint(x, rows) @ w
 
     (site,) = explain(constrained)(w, w).sites
-    assert site.plan is None
+    assert site.reason.startswith(serving.SPLIT)
+
+    @functools.partial(
+        jax.shard_map, in_specs=(P("d"), P()), out_specs=P("d"), axis_names={"d"}
+    )
+    def partly(x, w):
+        return x @ w
+
+    two = jax.make_mesh((2, 2), ("d", "e"), axis_types=(AxisType.Auto,) * 2)
+    with jax.set_mesh(two):
+        (site,) = explain(partly)(w, w).sites
+    assert site.variant == "xla" and site.reason == serving.PARTITIONED
 
 
 @jax.custom_vjp

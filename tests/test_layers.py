@@ -36,6 +36,7 @@ ORDER = (
     "tuning",
     "_compat",
     "_compat_cudnn",
+    "_compat_partition",
     "options",
     "knowledge",
     "dispatch",
@@ -66,6 +67,7 @@ KNOWS_JAX = (
     "cli.functions",
     "_compat",
     "_compat_cudnn",
+    "_compat_partition",
     "options",
     "knowledge",
     "dispatch",
@@ -152,9 +154,11 @@ def test_few_modules_know_jax_cuda_or_the_extension(path):
         if within(name, ("tracea_jax._native",)):
             assert module(path) == "runtime.launch"
         if within(name, ("jax._src",)):
-            assert module(path) in ("_compat", "_compat_cudnn"), (
-                f"{module(path)} imports {name}"
-            )
+            assert module(path) in (
+                "_compat",
+                "_compat_cudnn",
+                "_compat_partition",
+            ), f"{module(path)} imports {name}"
 
 
 def test_modules_are_small():

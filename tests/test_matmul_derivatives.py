@@ -11,6 +11,7 @@ import pytest
 from jax.test_util import check_grads
 from jaxprs import equations
 from numerics import ACTIVATIONS, normal
+from tracea_jax.ops.matmul.definition import reference
 from transforms import (
     LAYOUTS,
     PLAIN,
@@ -25,7 +26,7 @@ from transforms import (
 )
 
 from tracea_jax.ops import matmul
-from tracea_jax.ops.matmul.primitive import matmul_p, reference
+from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.problem import Epilogue
 
 

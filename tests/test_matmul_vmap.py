@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jaxprs import equations
 from numerics import exact, exact_gemm, normal
+from tracea_jax.ops.matmul.definition import problem_of
 from transforms import (
     LAYOUTS,
     assert_close,
@@ -142,4 +143,5 @@ def test_grad_of_vmap_sums_over_examples():
 def test_a_mapped_left_operand_becomes_rows_of_one_product():
     f = jax.vmap(gemm_cpu, in_axes=(0, None))
     (equation,) = equations(f, normal(6, 5, 4), normal(4, 3), name="tracea_matmul")
-    assert equation.outvars[0].aval.shape == (30, 3)
+    problem = problem_of([x.aval for x in equation.invars], **equation.params)
+    assert (problem.batch, problem.m, problem.n) == (1, 30, 3)

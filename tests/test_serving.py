@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tracea_jax as tracea
-from tracea_jax import _compat_cudnn, device, serving
+from tracea_jax import _compat_cudnn, _compat_partition, device, serving
 from tracea_jax.explain import explain
 from tracea_jax.explain.sites import Site, sites
 from tracea_jax.ops import attention, conv2d, matmul
@@ -65,7 +65,8 @@ def test_symbolic_shapes():
     assert site.variant is None and site.reason == str(refused.value)
 
 
-def test_partitioned_arrays():
+def test_partitioned_arrays(monkeypatch):
+    monkeypatch.setattr(_compat_partition, "why_not", lambda: "it is gone")
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
     args = arrays((8, 8), (8, 8), sharding=NamedSharding(mesh, P("d")))
     (site,) = explain(product)(*args).sites
@@ -76,6 +77,17 @@ def test_partitioned_arrays():
         with pytest.raises(tracea.Unsupported) as refused:
             lowered(product, *args)
     assert site.variant is None and site.reason == str(refused.value)
+
+
+def test_arrays_that_a_rule_splits():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    args = arrays((8, 8), (8, 8), sharding=NamedSharding(mesh, P("d")))
+    with tracea.options(implementation="gemm_cpu"):
+        (site,) = explain(product)(*args).sites
+    assert site.variant == "gemm_cpu" and site.reason.startswith(serving.SPLIT)
+    with tracea.options(implementation="xla"):
+        (site,) = explain(product)(*args).sites
+    assert site.variant == "xla" and serving.SPLIT not in site.reason
 
 
 def test_a_platform_without_kernels():

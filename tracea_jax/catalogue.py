@@ -36,6 +36,11 @@ class Planned:
       problem_of: (abstract operands, **params) -> problem, for static shapes.
       reference: (*operands, **params) -> results in jnp: what it means.
       rules: functions like the reference, by ``variants.Inline.rule``.
+      sharding: (abstract operands, **params) -> ``ops.common.sharding.Rule``: how the
+        op is split where the compiler partitions arrays by itself; None if XLA has to
+        serve it there.
+      flattened: (*operands, **params) -> results by the primitive on arrays whose
+        dimensions of a kind are merged, as kernels take them; None if all are so.
     """
 
     op: str
@@ -44,6 +49,10 @@ class Planned:
     reference: Callable[..., Any]
     rules: Mapping[str, Callable[..., Any]] = dataclasses.field(
         default_factory=dict[str, Callable[..., Any]], compare=False
+    )
+    sharding: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
+    flattened: Callable[..., Any] | None = dataclasses.field(
+        default=None, compare=False
     )
 
 

@@ -3,7 +3,7 @@
 | XLA serves an equation because                 | told by                            |
 |------------------------------------------------|------------------------------------|
 | its shapes are symbolic, or its arrays         | the request                        |
-| partitioned                                    |                                    |
+| partitioned, and no rule can split it          |                                    |
 | no variant can run it: for want of kernels for | ``dispatch.plan``                  |
 | the platform, dtypes, shapes, or a compiler    |                                    |
 | XLA was asked for, measured or expected to win | ``dispatch.plan``                  |
@@ -39,6 +39,7 @@ from tracea_jax.variants.base import Insisting
 WHY_NOT: dict[tuple[str, str], Callable[[], str | None]] = {}
 
 PARTITIONED = "the arrays are partitioned automatically; use shard_map"
+SPLIT = "the arrays are split by XLA, and each device plans its part"
 SYMBOLIC = "the shapes are symbolic"
 
 
@@ -49,7 +50,8 @@ class Request:
     Attributes:
       op: its name.
       problem: what is asked; None for symbolic shapes.
-      is_partitioned: whether the compiler will split its arrays over several devices.
+      is_partitioned: whether the compiler will split its arrays over several devices,
+        and the op has no rule for that.
       implementation: the op's argument of that name.
       config: the op's argument of that name; a dict as a tuple of its items.
     """

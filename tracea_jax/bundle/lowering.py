@@ -34,6 +34,7 @@ from tracea_jax.ops.channel_affine import fork
 from tracea_jax.ops.channel_affine.primitive import channel_affine_p
 from tracea_jax.ops.channel_affine.steps import reference as channel_affine
 from tracea_jax.ops.common import lowering
+from tracea_jax.ops.common.ranks import are_flat
 from tracea_jax.ops.elementwise.primitive import PLANNED as ELEMENTWISE
 from tracea_jax.problem.elementwise import ELEMENTS
 from tracea_jax.variants import Inline
@@ -269,6 +270,9 @@ class _Lowering:
         if served.failure is not None or served.is_xla:
             raise Unsupported(f"{source}: XLA would serve it: {served.reason}")
         assert served.plan is not None
+        if planned.flattened is not None and not are_flat(params):
+            merged = functools.partial(planned.flattened, **params)
+            return self._traced(merged, operands, source)
         self.builder.planned(source, served.plan)
         if isinstance(served.call, Inline):
             given = {**params, **dict(served.call.params)}

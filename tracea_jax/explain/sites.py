@@ -119,8 +119,12 @@ def sites(
             return _composite(composites[eqn.primitive], eqn, around)
         if eqn.primitive not in planned:
             return None
-        is_partitioned = spread and not around.is_local
-        return _site(planned[eqn.primitive], eqn, around, is_partitioned, served)
+        splits = spread and not around.manual
+        how = planned[eqn.primitive]
+        if splits and lowering.has_rule(how, eqn.params):
+            one = _site(how, eqn, around, False, served)
+            return one if one.variant in ("xla", None) else _planned_in_parts(one)
+        return _site(how, eqn, around, spread and not around.is_local, served)
 
     every = (site(eqn, around) for eqn, around in found)
     return tuple(one for one in every if one is not None)
@@ -200,6 +204,12 @@ def _composite(composite: Composite, eqn: Any, around: _Around) -> Site:
         variant=composite.how,
         reason=composite.reason([x.aval for x in eqn.invars], **eqn.params),
     )
+
+
+def _planned_in_parts(site: Site) -> Site:
+    """A site whose arrays the compiler splits: each device has a plan of its own."""
+    reason = f"{serving.SPLIT}; the whole problem: {site.reason}"
+    return dataclasses.replace(site, reason=reason)
 
 
 def _site(

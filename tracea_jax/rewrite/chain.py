@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from tracea_jax.ops.common.ranks import Ranks
 from tracea_jax.ops.matmul.chain import Layer, chain
 from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.rewrite.match import Match
@@ -93,8 +94,8 @@ def _match(view: View, indices: list[int], equations: frozenset[int]) -> ChainMa
 
 def _layer(eqn: Equation) -> Layer:
     names = ("layout", "out", "precision", "epilogue")
-    scope = str(eqn.source_info.name_stack)
-    return Layer(**{name: eqn.params[name] for name in names}, scope=scope)
+    scope, rows = str(eqn.source_info.name_stack), eqn.invars[0].aval.ndim - 1
+    return Layer(**{name: eqn.params[name] for name in names}, rows=rows, scope=scope)
 
 
 def _next(view: View, index: int) -> tuple[int, ...] | None:
@@ -125,9 +126,9 @@ def _is_layer(eqn: Equation) -> bool:
     """Whether this is a product of matrices whose implementation is left to us."""
     if eqn.primitive is not matmul_p:
         return False
-    params, ranks = eqn.params, [x.aval.ndim for x in eqn.invars[:2]]
+    params, (lhs, rhs) = eqn.params, (x.aval for x in eqn.invars[:2])
     return (
-        ranks == [2, 2]
+        Ranks.of(lhs, rhs, params) == Ranks(rows=lhs.ndim - 1)
         and params["layout"][0] == "n"
         and params["implementation"] is None
         and params["config"] is None

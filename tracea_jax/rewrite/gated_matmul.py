@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from tracea_jax.ops.common import lowering
+from tracea_jax.ops.common.ranks import Ranks, as_ranks
 from tracea_jax.ops.gated_matmul.primitive import gated_matmul_p
 from tracea_jax.ops.matmul.stored import as_stored
 from tracea_jax.rewrite.activation import Activated, activation_of
@@ -22,6 +23,7 @@ class GatedMatmulSite:
 
     lhs: Operand
     rhs: Operand
+    ranks: Ranks
     precision: Any
     activation: str
     out: str
@@ -29,13 +31,14 @@ class GatedMatmulSite:
     stored: tuple[str | None, str | None]
 
     def __call__(self, lhs: Any, gate: Any, up: Any) -> Any:
-        canonical = [self.lhs(lhs), self.rhs(gate), self.rhs(up)]
+        operands = [self.lhs(lhs), self.rhs(gate), self.rhs(up)]
         (y,) = gated_matmul_p.bind(
-            *lowering.align_varying_axes(canonical),
+            *lowering.align_varying_axes(operands),
             layout=self.lhs.letter + self.rhs.letter,
             out=jnp.dtype(self.out),
             precision=self.precision,
             activation=self.activation,
+            **as_ranks(self.ranks),
             save_products=False,
             **as_stored(*self.stored),
             implementation=None,
@@ -64,6 +67,7 @@ def match_gated(view: View, index: int) -> Match | None:
     site = GatedMatmulSite(
         lhs=gate.lhs,
         rhs=gate.rhs,
+        ranks=gate.extents.ranks,
         precision=gate.precision,
         activation=activated.name,
         out=result.dtype.name,

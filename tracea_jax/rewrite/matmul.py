@@ -9,12 +9,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from tracea_jax.ops.common.ranks import as_ranks
 from tracea_jax.ops.matmul.primitive import bind
 from tracea_jax.ops.matmul.stored import as_stored
 from tracea_jax.problem import Epilogue
 from tracea_jax.rewrite.activation import activation_of
 from tracea_jax.rewrite.match import Match, Rule
-from tracea_jax.rewrite.product import Operand, Product, product_at
+from tracea_jax.rewrite.product import Extents, Operand, Product, product_at
 from tracea_jax.rewrite.view import Atom, Equation, View
 
 
@@ -24,9 +25,7 @@ class MatmulSite:
 
     lhs: Operand
     rhs: Operand
-    batch: int | None
-    m: int
-    n: int
+    extents: Extents
     precision: Any
     epilogue: Epilogue
     out: str
@@ -34,20 +33,20 @@ class MatmulSite:
     stored: tuple[str | None, str | None]
 
     def __call__(self, lhs: Any, rhs: Any, *rest: Any) -> Any:
-        canonical = [self.lhs(lhs), self.rhs(rhs)]
-        batch = () if self.batch is None else (self.batch,)
-        pending = list(rest)
+        operands, pending = [self.lhs(lhs), self.rhs(rhs)], list(rest)
+        extents = self.extents
         if self.epilogue.bias != "none":
-            own = batch if self.epilogue.bias == "batched_row" else ()
-            canonical.append(pending.pop(0).reshape(*own, self.n))
+            own = extents.batch if self.epilogue.bias == "batched_row" else ()
+            operands.append(pending.pop(0).reshape(*own, *extents.columns))
         if self.epilogue.residual:
-            canonical.append(pending.pop(0).reshape(*batch, self.m, self.n))
+            operands.append(pending.pop(0).reshape(extents.result))
         (y,) = bind(
-            *canonical,
+            *operands,
             layout=self.lhs.letter + self.rhs.letter,
             out=jnp.dtype(self.out),
             precision=self.precision,
             epilogue=self.epilogue,
+            **as_ranks(extents.ranks),
             **as_stored(*self.stored),
             implementation=None,
             config=None,
@@ -67,9 +66,7 @@ def match_matmul(view: View, index: int) -> Match | str:
     site = MatmulSite(
         lhs=product.lhs,
         rhs=product.rhs,
-        batch=product.batch,
-        m=product.m,
-        n=product.n,
+        extents=product.extents,
         precision=product.precision,
         epilogue=chain.epilogue,
         out=result.dtype.name,

@@ -1,9 +1,10 @@
-"""A ``dot_general`` of any layout as the canonical product of ``ops.matmul``.
+"""A ``dot_general`` of any layout as a product of ``ops.matmul``.
 
 Every dimension of an operand is a batch, a free or a contracted one. Where the
-dimensions of each kind lie together, the operand is only reshaped, and a layout flag
-says which kind is first: transposes in the program become flags. Otherwise the operand
-is transposed, as XLA would do.
+dimensions of each kind lie together, the operand stays as it is, and a layout flag says
+which kind is first: transposes in the program become flags. Otherwise the operand is
+transposed, as XLA would do. Dimensions of a kind are not merged, so that each can be
+split over devices; those of size 1 are left out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from tracea_jax.ops.common.ranks import Ranks
 from tracea_jax.rewrite.view import Atom, Equation, View, is_static
 
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
@@ -40,11 +42,11 @@ _ALGORITHMS = frozenset({"BF16_BF16_F32", "F16_F16_F32"})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """How an operand becomes canonical: transposed, reshaped, and read as ``letter``.
+    """How an operand is read: transposed, without dimensions of 1, and as ``letter``.
 
     Attributes:
       permutation: of its dimensions; None if they are in order.
-      shape: then, (rows, columns) or (batch, rows, columns).
+      shape: then, (batch..., rows..., columns...).
       letter: "n" or "t", as in ``GemmProblem.layout``.
     """
 
@@ -59,13 +61,32 @@ class Operand:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Extents:
+    """Sizes of a product's dimensions of each kind; at least one but of ``batch``."""
+
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    contraction: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @property
+    def ranks(self) -> Ranks:
+        fields = (f.name for f in dataclasses.fields(self))
+        return Ranks(**{name: len(getattr(self, name)) for name in fields})
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        return (*self.batch, *self.rows, *self.columns)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A product whose result has the program's shape, in canonical row-major order.
+    """A product whose result has the program's shape, in row-major order.
 
     Attributes:
       operands: the program's values, lhs first.
-      lhs, rhs: how they become canonical.
-      batch, m, n: sizes; batch is None if the product is not batched.
+      lhs, rhs: how they are read.
+      extents: sizes of its dimensions of each kind.
       precision: as ``dot_general`` has it.
       stored: of lhs and rhs, the narrow integers that the program makes them from; see
         ``GemmProblem.rhs_stored``.
@@ -76,9 +97,7 @@ class Product:
     operands: tuple[Atom, Atom]
     lhs: Operand
     rhs: Operand
-    batch: int | None
-    m: int
-    n: int
+    extents: Extents
     precision: Any
     stored: tuple[str | None, str | None]
     root: int
@@ -87,6 +106,15 @@ class Product:
     @property
     def layout(self) -> str:
         return self.lhs.letter + self.rhs.letter
+
+    @property
+    def batch(self) -> int | None:
+        """None if the product is not batched."""
+        return math.prod(self.extents.batch) if self.extents.batch else None
+
+    @property
+    def n(self) -> int:
+        return math.prod(self.extents.columns)
 
 
 Labels = tuple[int, ...]  # names the dimensions of one value
@@ -296,13 +324,13 @@ def _arrange(
         ),
         key=lambda pair: sum(side.permutation is not None for side in pair),
     )
-    return {
-        "lhs": first,
-        "rhs": second,
-        "batch": _size(batch, sizes) if batch else None,
-        "m": _size(rows, sizes),
-        "n": _size(columns, sizes),
-    }
+    extents = Extents(
+        batch=_long(batch, sizes) if batch else (),
+        rows=_long(rows, sizes),
+        contraction=_long(contracted[0], sizes),
+        columns=_long(columns, sizes),
+    )
+    return {"lhs": first, "rhs": second, "extents": extents}
 
 
 def _operand(
@@ -312,12 +340,12 @@ def _operand(
     columns: Sequence[int],
     sizes: dict[int, int],
 ) -> Operand:
-    shape = [_size(batch, sizes)] if batch else []
-    straight = (*shape, _size(rows, sizes), _size(columns, sizes))
+    shape = _long(batch, sizes) if batch else ()
+    straight = (*shape, *_long(rows, sizes), *_long(columns, sizes))
     if _same_order(labels, [*batch, *rows, *columns], sizes):
         return Operand(permutation=None, shape=straight, letter="n")
     if _same_order(labels, [*batch, *columns, *rows], sizes):
-        turned = (*shape, straight[-1], straight[-2])
+        turned = (*shape, *_long(columns, sizes), *_long(rows, sizes))
         return Operand(permutation=None, shape=turned, letter="t")
     permutation = tuple(labels.index(x) for x in [*batch, *rows, *columns])
     return Operand(permutation=permutation, shape=straight, letter="n")
@@ -329,5 +357,6 @@ def _same_order(found: Sequence[int], wanted: Sequence[int], sizes: Any) -> bool
     return kept == needed
 
 
-def _size(labels: Sequence[int], sizes: dict[int, int]) -> int:
-    return math.prod(sizes[x] for x in labels)
+def _long(labels: Sequence[int], sizes: dict[int, int]) -> tuple[int, ...]:
+    """Sizes other than 1; (1,) if there are none."""
+    return tuple(sizes[x] for x in labels if sizes[x] != 1) or (1,)

@@ -33,6 +33,7 @@ from tracea_jax import dispatch
 from tracea_jax.ops.attention import by_mask, cudnn
 from tracea_jax.ops.attention import reference as references
 from tracea_jax.ops.attention.reference import Spec, problem_of, reference
+from tracea_jax.ops.attention.sharding import rule
 from tracea_jax.ops.common import by_reference, lowering, remat
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -70,6 +71,7 @@ PLANNED = (
         attention_p,
         problem_of,
         reference,
+        sharding=functools.partial(rule, attention_p, backward=False),
         cudnn=cudnn.forward,
         attention_cpu=functools.partial(by_mask.call, attention_p),
     ),
@@ -78,6 +80,7 @@ PLANNED = (
         attention_backward_p,
         functools.partial(problem_of, direction="backward"),
         references.backward_reference,
+        sharding=functools.partial(rule, attention_backward_p, backward=True),
         cudnn=cudnn.backward,
         attention_cpu=functools.partial(by_mask.call, attention_backward_p),
     ),

@@ -19,7 +19,8 @@ from tracea_jax import _compat, catalogue, emission, serving, variants
 from tracea_jax.catalogue import Planned
 from tracea_jax.device import PLATFORMS
 from tracea_jax.mistakes import shown
-from tracea_jax.ops.common import by_reference
+from tracea_jax.ops.common import by_reference, partition
+from tracea_jax.ops.common.ranks import are_flat
 from tracea_jax.ops.common.typed import (
     Aval,
     Params,
@@ -60,6 +61,9 @@ def register(
     primitive: Primitive,
     problem_of: Callable[..., Problem],
     reference: Callable[..., Any],
+    *,
+    sharding: partition.Sharding | None = None,
+    flattened: Callable[..., Any] | None = None,
     **rules: Callable[..., Any],
 ) -> Planned:
     """Gives a primitive its lowerings: a planned kernel, or JAX code inline.
@@ -71,6 +75,8 @@ def register(
       primitive: with several results; ``implementation`` and ``config`` are params.
       problem_of: (abstract operands, **params) -> problem, for static shapes.
       reference: (operands, **params) -> results in jnp.
+      sharding: how it is split over devices, as in ``catalogue.Planned``.
+      flattened: how kernels compute equations with ``ranks``, likewise.
       **rules: further functions like the reference, by ``variants.Inline.rule``.
 
     Returns:
@@ -84,6 +90,8 @@ def register(
         problem_of=problem_of,
         reference=reference,
         rules={"xla": reference, **rules},
+        sharding=sharding,
+        flattened=flattened,
     )
     inline: dict[str, Callable[..., Any]] = {
         name: mlir.lower_fun(f, multiple_results=True)
@@ -95,9 +103,17 @@ def register(
     ) -> Any:
         answer = served(ctx, planned, ctx.avals_in, params, platform)
         call = answer.call
+        if not answer.is_xla and may_be_split(ctx, planned, params):
+            assert sharding is not None
+            split = sharding(ctx.avals_in, **params)
+            device = device_for(ctx.module_context.platforms[0])
+            return partition.emit(ctx, operands, primitive, params, split, device)
         if isinstance(call, variants.Inline):
             given = {**params, **dict(call.params)}
             return inline[call.rule](ctx, *operands, **given)
+        if flattened is not None and not are_flat(params):
+            merged = mlir.lower_fun(flattened, multiple_results=True)
+            return merged(ctx, *operands, **params)
         code = dict(zip(variants.kernels_in(call), answer.cubins, strict=True))
         return emission.emit(ctx, operands, call, code)
 
@@ -118,6 +134,9 @@ def served(
 ) -> Served:
     """The plan of an equation that is being lowered, with its kernels compiled.
 
+    Where an equation is split by its rule, every device has a plan of its own, made
+    when XLA asks for its program; the one of the whole problem decides whether.
+
     Args:
       ctx: the context of a lowering rule.
       planned: the equation's primitive.
@@ -130,16 +149,36 @@ def served(
     Warns:
       UserWarning: if XLA steps in for a kernel that was chosen.
     """
-    partitioned = _compat.partitioned_automatically(ctx)
+    splits = may_be_split(ctx, planned, params)
+    partitioned = _compat.partitioned_automatically(ctx) and not splits
     asked = request(planned, avals, params, is_partitioned=partitioned)
     device = device_for(platform or ctx.module_context.platforms[0])
-    answer = serving.serve(asked, device, compiles=True)
+    answer = serving.serve(
+        asked,
+        device,
+        settings=partition.unmeasured() if splits else None,
+        compiles=not splits,
+    )
     if answer.error is not None:
         raise answer.error
     if answer.failure is not None:
         message = f"{asked.problem} is left to XLA: {answer.failure}"
         warnings.warn(message, stacklevel=3)
     return answer
+
+
+def may_be_split(ctx: Any, planned: Planned, params: Params) -> bool:
+    """Whether an equation that is being lowered can be split by its op's rule."""
+    return partition.is_possible(ctx) and has_rule(planned, params)
+
+
+def has_rule(planned: Planned, params: Params) -> bool:
+    """Whether an equation can be split by its op's rule where XLA partitions arrays."""
+    return (
+        planned.sharding is not None
+        and partition.is_supported()
+        and partition.has_text(params)
+    )
 
 
 def request(
@@ -154,7 +193,7 @@ def request(
     Args:
       planned: its primitive.
       avals, params: the equation's abstract operands and parameters.
-      is_partitioned: whether the compiler will split its arrays over several devices.
+      is_partitioned: as in ``serving.Request``.
     """
     static = all(isinstance(d, int) for aval in avals for d in aval.shape)
     return Request(

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax.mistakes import shown
+from tracea_jax.ops.common.ranks import Ranks
 from tracea_jax.ops.common.typed import asarray
 
 
@@ -40,8 +41,10 @@ def as_array(name: str, x: Any) -> jax.Array:
         raise TypeError(f"{name} must be an array, not {shown(x)}") from e
 
 
-def fold(lhs: jax.Array, *rights: jax.Array, batch: Any) -> list[jax.Array]:
-    """Operands of any batch rank in canonical form.
+def fold(
+    lhs: jax.Array, *rights: jax.Array, batch: Any
+) -> tuple[list[jax.Array], Ranks]:
+    """Operands of any batch rank as those of one product, and its ranks.
 
     Args:
       lhs: (..., m, k).
@@ -49,11 +52,12 @@ def fold(lhs: jax.Array, *rights: jax.Array, batch: Any) -> list[jax.Array]:
       batch: the shape that the batch dimensions of all operands broadcast to.
     """
     if math.prod(rights[0].shape[:-2]) == 1:  # batches of lhs become its rows
-        return [flat(lhs, 1), *(x.reshape(x.shape[-2:]) for x in rights)]
-    rights = tuple(flat(_broadcast(x, batch), 2) for x in rights)
+        matrices = [x.reshape(x.shape[-2:]) for x in rights]
+        return [lhs, *matrices], Ranks(rows=lhs.ndim - 1)
+    spread = [_broadcast(x, batch) for x in rights]
     if math.prod(lhs.shape[:-2]) == 1:
-        return [lhs.reshape(lhs.shape[-2:]), *rights]
-    return [flat(_broadcast(lhs, batch), 2), *rights]
+        return [lhs.reshape(lhs.shape[-2:]), *spread], Ranks(batch=len(batch))
+    return [_broadcast(lhs, batch), *spread], Ranks(batch=len(batch))
 
 
 def _broadcast(x: jax.Array, batch: Any) -> jax.Array:

@@ -41,7 +41,7 @@ from tracea_jax.ops.common.typed import (
     unless_zero,
 )
 from tracea_jax.ops.conv2d import directions, product
-from tracea_jax.ops.matmul.primitive import split
+from tracea_jax.ops.matmul.definition import split
 from tracea_jax.problem import Conv2dProblem, Epilogue
 
 conv2d_p = Primitive("tracea_conv2d")

@@ -20,7 +20,8 @@ import jax
 from tracea_jax.ops.common.epilogue import ACTIVATION_FUNCTIONS
 from tracea_jax.ops.common.typed import lax, linear_transpose
 from tracea_jax.ops.conv2d.directions import ROLES, SPECS
-from tracea_jax.ops.matmul.primitive import bind, split
+from tracea_jax.ops.matmul.definition import split
+from tracea_jax.ops.matmul.primitive import bind
 from tracea_jax.problem import Conv2dProblem, Epilogue
 from tracea_jax.variants.conv2d_product import (
     Windows,

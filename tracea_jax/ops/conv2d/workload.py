@@ -24,7 +24,7 @@ from tracea_jax.ops.common.exact import ACTIVATIONS_F64
 from tracea_jax.ops.common.precision import precision_from_name
 from tracea_jax.ops.conv2d.directions import ROLES, SPECS, grown
 from tracea_jax.ops.conv2d.primitive import conv2d_p
-from tracea_jax.ops.matmul.primitive import split
+from tracea_jax.ops.matmul.definition import split
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Conv2dProblem
 

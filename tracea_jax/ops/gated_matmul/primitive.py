@@ -1,6 +1,6 @@
 """gated_matmul: activation(x @ w_gate) * (x @ w_up), the first half of a gated MLP.
 
-The primitive works on the canonical form of ``ops.matmul``, with two right operands.
+The primitive works on the forms of ``ops.matmul``, with two right operands.
 Its derivatives are plain products, ``matmul_p``.
 """
 
@@ -24,13 +24,8 @@ from tracea_jax.ops.common.promotion import (
     product_dtype,
     promoted,
 )
-from tracea_jax.ops.common.shapes import (
-    check_arrays,
-    flat,
-    fold,
-    move_mapped,
-    with_batch,
-)
+from tracea_jax.ops.common.ranks import Ranks, as_ranks, of_mapped, spread
+from tracea_jax.ops.common.shapes import check_arrays, fold, move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
     Aval,
@@ -48,9 +43,11 @@ from tracea_jax.ops.common.typed import (
     broadcast_shapes,
     jit,
 )
-from tracea_jax.ops.matmul.primitive import as_dot, product
+from tracea_jax.ops.gated_matmul.sharding import rule
+from tracea_jax.ops.matmul.definition import problem_of as problem_of_product
+from tracea_jax.ops.matmul.definition import product
+from tracea_jax.ops.matmul.primitive import as_dot
 from tracea_jax.ops.matmul.primitive import bind as bind_product
-from tracea_jax.ops.matmul.primitive import problem_of as problem_of_product
 from tracea_jax.problem import Epilogue, GatedMatmulProblem, check_activation
 from tracea_jax.typing import Activation, Implementation
 from tracea_jax.variants.gated import PRODUCT_FIELDS, gate_epilogue
@@ -133,8 +130,9 @@ def _gated_matmul(
     lhs = x[None, :] if x.ndim == 1 else x
     batch = broadcast_shapes(lhs.shape[:-2], w_gate.shape[:-2])
     keep = (*batch, *lhs.shape[-2:-1][: x.ndim - 1], w_gate.shape[-1])
-    operands = fold(lhs, w_gate.astype(rhs), w_up.astype(rhs), batch=batch)
-    how |= {"layout": "nn", "out": out, "activation": activation}
+    rights = w_gate.astype(rhs), w_up.astype(rhs)
+    operands, ranks = fold(lhs, *rights, batch=batch)
+    how |= {"layout": "nn", "out": out, "activation": activation, **as_ranks(ranks)}
     (y,) = _bind(*operands, save_products=False, **how)
     return y.reshape(keep)
 
@@ -181,6 +179,7 @@ def reference(
         "layout": params["layout"],
         "precision": params["precision"],
         "out": wide,
+        "ranks": Ranks.of(lhs, gate, params),
     }
     g, u = (product(lhs, w, **how) for w in (gate, up))
     results = epilogues.apply(g, step, None, u, out)
@@ -202,6 +201,7 @@ def written(
         "layout": params["layout"],
         "precision": params["precision"],
         "out": out,
+        "ranks": Ranks.of(lhs, gate, params),
     }
     g, u = (product(lhs, w, **how) for w in (gate, up))
     step = gate_epilogue(activation, save_products, fused=True)
@@ -264,6 +264,23 @@ def problem_of(
     )
 
 
+def flattened(
+    lhs: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    *,
+    layout: str,
+    ranks: Ranks,
+    **params: Any,
+) -> list[jax.Array]:
+    """The primitive by the canonical one, whose dimensions of a kind are merged."""
+    right = ranks.rhs(gate, layout[1]).flat(layout[1], outer_first=False)
+    left = ranks.lhs(lhs, layout[0]).flat(layout[0], outer_first=True)
+    canonical = [lhs.reshape(left), gate.reshape(right), up.reshape(right)]
+    results = gated_matmul_p.bind(*canonical, layout=layout, **params)
+    return [y.reshape(ranks.result(lhs, gate, layout)) for y in results]
+
+
 gated_matmul_p = lowering.primitive("tracea_gated_matmul", reference)
 PLANNED = (
     lowering.register(
@@ -271,6 +288,8 @@ PLANNED = (
         gated_matmul_p,
         problem_of,
         reference,
+        flattened=flattened,
+        sharding=functools.partial(rule, gated_matmul_p),
         xla=written,
         fused=fused,
         unfused=unfused,
@@ -327,21 +346,19 @@ def _transpose(cts: Tangents, *operands: Operand, **params: Any) -> Cotangents:
 def _batch(operands: Arrays, dims: Dims, *, layout: str, **params: Any) -> Batched:
     """vmap: stacks rows where only they are mapped, else makes batched products."""
     (lhs, gate, up), mapped, size = move_mapped(operands, dims)
-    lhs_inner, rhs_inner = lhs.ndim - mapped[0] == 3, gate.ndim - mapped[1] == 3
-    inner = [x.shape[-3] for x, i in ((lhs, lhs_inner), (gate, rhs_inner)) if i][:1]
-    batch = (size, *inner)
-    m = lhs.shape[-2 if layout[0] == "n" else -1]
-    n = gate.shape[-1 if layout[1] == "n" else -2]
+    batched = of_mapped((lhs, gate), mapped, size, layout, params)
     rhs_mapped = mapped[1] or mapped[2]
-    if not (rhs_mapped or inner) and layout[0] == "n":
-        lhs = flat(lhs, 1)
-    elif mapped[0] or lhs_inner:
-        lhs = with_batch(lhs, mapped[0], lhs_inner, batch, 2)
-    if rhs_mapped or rhs_inner:
-        gate = with_batch(gate, mapped[1], rhs_inner, batch, 2)
-        up = with_batch(up, mapped[2], rhs_inner, batch, 2)
-    outs = _bind(lhs, gate, up, layout=layout, **params)
-    return [y.reshape(*batch, m, n) for y in outs], [0] * len(outs)
+    ranks = batched.with_rows
+    if rhs_mapped or batched.ranks.batch or layout[0] == "t":
+        ranks = batched.with_batch
+        if mapped[0] or batched.inner[0]:
+            lhs = spread(lhs, mapped[0], batched.inner[0], batched.batch)
+    if rhs_mapped or batched.inner[1]:
+        gate = spread(gate, mapped[1], batched.inner[1], batched.batch)
+        up = spread(up, mapped[2], batched.inner[1], batched.batch)
+    others = {name: value for name, value in params.items() if name != "ranks"}
+    outs = _bind(lhs, gate, up, layout=layout, **others, **as_ranks(ranks))
+    return outs, [0] * len(outs)
 
 
 remat.seen_as(gated_matmul_p, as_dot)

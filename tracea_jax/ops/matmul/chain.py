@@ -25,7 +25,7 @@ from tracea_jax import dispatch
 from tracea_jax.ops.common import by_reference, lowering
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common.promotion import added
-from tracea_jax.ops.common.shapes import flat
+from tracea_jax.ops.common.ranks import Ranks, as_ranks
 from tracea_jax.ops.common.typed import (
     Arrays,
     Aval,
@@ -66,6 +66,7 @@ class Layer:
       out: dtype of the result.
       precision: as in ``jax.lax.dot_general``.
       epilogue: with an activation and no residual, unless the layer is the last one.
+      rows: how many dimensions rows have.
       scope: names of the scopes it is in, as in a profile.
     """
 
@@ -73,6 +74,7 @@ class Layer:
     out: Any
     precision: Any
     epilogue: Epilogue
+    rows: int = 1
     scope: str = ""
 
     @property
@@ -85,6 +87,7 @@ class Layer:
             "epilogue": Epilogue(),
             "implementation": None,
             "config": None,
+            **as_ranks(Ranks(rows=self.rows)),
         }
 
     @property
@@ -98,8 +101,8 @@ def chain(layers: tuple[Layer, ...], *operands: jax.Array) -> jax.Array:
 
     Args:
       layers: at least one.
-      operands: the first lhs, (m, k); for each layer in turn rhs, and bias, (n,), and
-        residual, (m, n), if its epilogue has them.
+      operands: the first lhs, (rows..., k); for each layer in turn rhs, and bias, (n,),
+        and residual, (rows..., n), if its epilogue has them.
     """
     body = make_jaxpr(functools.partial(_products, layers=layers))(*operands)
     aligned = lowering.align_varying_axes(operands)
@@ -214,7 +217,7 @@ def _layer_jvp(
     if drhs is not None:
         terms += bind(x, drhs, **params)
     if is_last and dbias is not None:
-        shape = (x.shape[0], dbias.shape[0])
+        shape = (*x.shape[:-1], dbias.shape[0])
         terms.append(jnp.broadcast_to(dbias, shape).astype(layer.out))
     dz = functools.reduce(jnp.add, terms) if terms else None
 
@@ -244,8 +247,8 @@ def _chain_batch(
         f = jax.vmap(functools.partial(_products, layers=layers), in_axes=tuple(dims))
         return f(*operands), 0
     x = jnp.moveaxis(x, rows, 0)
-    y = chain(layers, flat(x, 1), *rest)
-    return y.reshape(*x.shape[:2], y.shape[-1]), 0
+    more = tuple(dataclasses.replace(one, rows=one.rows + 1) for one in layers)
+    return chain(more, x, *rest), 0
 
 
 chain_p.def_abstract_eval(_chain_abstract_eval)
@@ -319,6 +322,7 @@ def _tangent_transpose(
     out: jnp.dtype,
     precision: Any,
     implementation: str | None,
+    **ranks: Any,
 ) -> Cotangents:
     """Cotangents of dz and dbias, from one product with both as results."""
     _, dbias, z, rhs = _split(operands, has_bias)
@@ -340,6 +344,7 @@ def _tangent_transpose(
         "layout": "n" + FLIP[layout[1]],
         "out": z.dtype,
         "precision": precision,
+        **ranks,
     }
     how |= {"epilogue": step, "implementation": implementation, "config": None}
     results = (bind if _is_fused(ct, rhs, z, **how) else unfused)(ct, rhs, z, **how)

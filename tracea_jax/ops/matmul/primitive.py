@@ -1,8 +1,8 @@
 """The primitive of matrix products with an epilogue, and its rules for JAX.
 
-It works on the canonical form: two operands of rank 2 or 3, where a rank-2 operand is
-shared by all batches. What ``jnp.matmul`` accepts beyond that, ``ops.matmul.public``
-folds into it; ``rewrite.matmul`` binds it where a program has such a product.
+Its canonical form has two operands of rank 2 or 3, where a rank-2 operand is shared by
+all batches; with ``ranks`` there are more dimensions of each kind (``common.ranks``).
+``ops.matmul.public`` and ``rewrite.matmul`` bind it.
 
 Operands: lhs, rhs, then bias and residual if the epilogue has them. Results: y, then z
 if the epilogue saves it, or column sums in float32. ``layout`` is ``GemmProblem``'s;
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -21,8 +22,8 @@ import jax.numpy as jnp
 
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering, remat
-from tracea_jax.ops.common.precision import precision_name
-from tracea_jax.ops.common.shapes import flat, move_mapped, with_batch
+from tracea_jax.ops.common.ranks import Ranks, as_ranks, of_mapped, spread
+from tracea_jax.ops.common.shapes import move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
     Aval,
@@ -37,12 +38,18 @@ from tracea_jax.ops.common.typed import (
     ad,
     batching,
     jvp,
-    lax,
     unless_zero,
 )
-from tracea_jax.ops.matmul.stored import NONE, Stored, alone
-from tracea_jax.problem import Epilogue, GemmProblem
-from tracea_jax.problem.gemm import Layout
+from tracea_jax.ops.matmul.definition import (
+    of_batches,
+    problem_of,
+    reference,
+    split,
+    written,
+)
+from tracea_jax.ops.matmul.sharding import rule
+from tracea_jax.ops.matmul.stored import alone
+from tracea_jax.problem import Epilogue
 
 FLIP = {"n": "t", "t": "n"}
 T = TypeVar("T")  # one thing for each operand: its array, tangent, type or axis
@@ -55,74 +62,6 @@ def bind(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     return matmul_p.bind(*lowering.align_varying_axes(operands), **params)
 
 
-def dimension_numbers(
-    lhs: jax.Array | Aval, rhs: jax.Array | Aval, layout: str
-) -> jax.lax.DotDimensionNumbers:
-    """Those of the ``lax.dot_general`` that contracts op(lhs) with op(rhs)."""
-    contract = (
-        lhs.ndim - (1 if layout[0] == "n" else 2),
-        rhs.ndim - (2 if layout[1] == "n" else 1),
-    )
-    batch = ((0,), (0,)) if lhs.ndim == rhs.ndim == 3 else ((), ())
-    return ((contract[0],), (contract[1],)), batch
-
-
-def product(
-    lhs: jax.Array, rhs: jax.Array, *, layout: str, out: jnp.dtype, precision: Any
-) -> jax.Array:
-    """op(lhs) @ op(rhs) in canonical form, as one ``lax.dot_general``.
-
-    Where dtypes differ, as of a float32 cotangent and bfloat16 weights, no operand is
-    rounded: XLA would round both to a narrower result's dtype.
-    """
-    mixed = lhs.dtype != rhs.dtype
-    acc = lax.dot_general(
-        lhs,
-        rhs,
-        dimension_numbers(lhs, rhs, layout),
-        precision=precision,
-        preferred_element_type=epilogues.written_dtype(out, lhs, rhs) if mixed else out,
-    ).astype(out)
-    return acc.swapaxes(0, 1) if lhs.ndim == 2 and rhs.ndim == 3 else acc
-
-
-def split(operands: Sequence[T], epilogue: Epilogue) -> tuple[T, T, T | None, T | None]:
-    """(lhs, rhs, bias or None, residual or None) of the primitive's operands."""
-    lhs, rhs, *rest = operands
-    bias = rest.pop(0) if epilogue.bias != "none" else None
-    return lhs, rhs, bias, rest.pop(0) if epilogue.residual else None
-
-
-def reference(
-    *operands: jax.Array,
-    layout: str,
-    out: jnp.dtype,
-    precision: Any,
-    epilogue: Epilogue,
-    **_: Any,
-) -> list[jax.Array]:
-    """The primitive in jnp: the default lowering and the tests' oracle."""
-    lhs, rhs, bias, residual = split(operands, epilogue)
-    wide = epilogues.accumulator_dtype(epilogue, lhs.dtype, rhs.dtype, out)
-    acc = product(lhs, rhs, layout=layout, out=wide, precision=precision)
-    return epilogues.apply(acc, epilogue, _of_batches(bias, epilogue), residual, out)
-
-
-def written(
-    *operands: jax.Array,
-    layout: str,
-    out: jnp.dtype,
-    precision: Any,
-    epilogue: Epilogue,
-    **_: Any,
-) -> list[jax.Array]:
-    """The primitive as people write it in jnp, every step rounded: XLA's variant."""
-    lhs, rhs, bias, residual = split(operands, epilogue)
-    dtype = epilogues.written_dtype(out, bias, residual)
-    acc = product(lhs, rhs, layout=layout, out=dtype, precision=precision)
-    return epilogues.apply(acc, epilogue, _of_batches(bias, epilogue), residual, out)
-
-
 def unfused(*operands: jax.Array, epilogue: Epilogue, **params: Any) -> list[jax.Array]:
     """The results of an epilogue with a derivative, the product planned on its own."""
     lhs, rhs, _, z = split(operands, epilogue)
@@ -130,48 +69,48 @@ def unfused(*operands: jax.Array, epilogue: Epilogue, **params: Any) -> list[jax
     return epilogues.apply(acc, epilogue, None, z, params["out"])
 
 
-def _of_batches(bias: jax.Array | None, epilogue: Epilogue) -> jax.Array | None:
-    if bias is None or epilogue.bias != "batched_row":
-        return bias
-    return bias[:, None, :]
-
-
-def problem_of(
-    avals: Sequence[Aval],
-    *,
-    layout: Layout,
-    out: jnp.dtype,
-    precision: Any,
+def flattened(
+    *operands: jax.Array,
+    layout: str,
     epilogue: Epilogue,
-    stored: Stored = NONE,
-    **_: Any,
-) -> GemmProblem:
-    """The problem that the primitive's parameters and static shapes describe."""
-    lhs, rhs, bias, residual = split(avals, epilogue)
-    rows, cols = lhs.shape[-2:], rhs.shape[-2:]
-    return GemmProblem(
-        batch=max([x.shape[0] for x in (lhs, rhs) if x.ndim == 3], default=1),
-        m=rows[0] if layout[0] == "n" else rows[1],
-        k=rows[1] if layout[0] == "n" else rows[0],
-        n=cols[1] if layout[1] == "n" else cols[0],
-        lhs=lhs.dtype.name,
-        rhs=rhs.dtype.name,
-        out=jnp.dtype(out).name,
-        layout=layout,
-        lhs_batched=lhs.ndim == 3,
-        rhs_batched=rhs.ndim == 3,
-        precision=precision_name(precision),
-        epilogue=dataclasses.replace(
-            epilogue,
-            bias_dtype=epilogues.other_dtype(bias, out),
-            residual_dtype=epilogues.other_dtype(residual, out),
-        ),
-        **dict(zip(("lhs_stored", "rhs_stored"), stored, strict=True)),
-    )
+    ranks: Ranks,
+    **params: Any,
+) -> list[jax.Array]:
+    """The primitive by the canonical one, whose dimensions of a kind are merged."""
+    lhs, rhs, bias, residual = split(operands, epilogue)
+    left, right = ranks.lhs(lhs, layout[0]), ranks.rhs(rhs, layout[1])
+    n = math.prod(right.outer)
+    batch = (*(left.batch or right.batch),)
+    merged = (*((math.prod(batch),) if batch else ()), math.prod(left.outer), n)
+    canonical = [
+        lhs.reshape(left.flat(layout[0], outer_first=True)),
+        rhs.reshape(right.flat(layout[1], outer_first=False)),
+    ]
+    if bias is not None:
+        own = merged[:1] if epilogue.bias == "batched_row" else ()
+        canonical.append(bias.reshape(*own, n))
+    if residual is not None:
+        canonical.append(residual.reshape(merged))
+    how: Params = {"layout": layout, "epilogue": epilogue, **params}
+    results = matmul_p.bind(*canonical, **how)
+    shapes = [(*batch, *left.outer, *right.outer)] * len(results)
+    if epilogue.column_sums:
+        shapes[-1] = right.outer
+    return [y.reshape(shape) for y, shape in zip(results, shapes, strict=True)]
 
 
 matmul_p = lowering.primitive("tracea_matmul", reference)
-PLANNED = (lowering.register("matmul", matmul_p, problem_of, reference, xla=written),)
+PLANNED = (
+    lowering.register(
+        "matmul",
+        matmul_p,
+        problem_of,
+        reference,
+        flattened=flattened,
+        sharding=functools.partial(rule, matmul_p),
+        xla=written,
+    ),
+)
 
 
 def _jvp(
@@ -241,7 +180,7 @@ def _preactivation_tangent(
         terms += bind(dlhs, rhs, **plain)
     if drhs is not None:
         terms += bind(lhs, drhs, **plain)
-    if (dbias := _of_batches(dbias, epilogue)) is not None:
+    if (dbias := of_batches(dbias, epilogue, Ranks.of(lhs, rhs, params))) is not None:
         terms.append(jnp.broadcast_to(dbias, y.shape).astype(y.dtype))
     return functools.reduce(jnp.add, terms) if terms else None
 
@@ -272,17 +211,19 @@ def _transpose(
             for x, u in zip(operands, undefined, strict=True)
         ]
     plain = {**params, "epilogue": Epilogue(), "config": None}
+    ranks = Ranks.of(_aval(lhs), _aval(rhs), params)
     if _multiplies(epilogue):
         if undefined[-1]:
             return _transpose_factor(ct, operands, undefined, epilogue, layout, plain)
         ct, residual = epilogues.times(ct, operands[-1], ct.dtype), None
     grads: Cotangents = [None, None]
     if ad.is_undefined_primal(lhs):
-        grads[0] = _transpose_lhs(lhs.aval, rhs, ct, layout, plain)
+        grads[0] = _transpose_lhs(lhs.aval, rhs, ct, layout, ranks, plain)
     if ad.is_undefined_primal(rhs):
-        grads[1] = _transpose_rhs(rhs.aval, lhs, ct, layout, plain)
+        grads[1] = _transpose_rhs(rhs.aval, lhs, ct, layout, ranks, plain)
     if bias is not None:
-        axes = tuple(range(ct.ndim - 1)) if epilogue.bias == "row" else (1,)
+        first = 0 if epilogue.bias == "row" else ranks.batch
+        axes = tuple(range(first, ct.ndim - ranks.columns))
         linear = ad.is_undefined_primal(bias)
         grads.append(ct.sum(axes).astype(bias.aval.dtype) if linear else None)
     if residual is not None:
@@ -333,34 +274,64 @@ def _transpose_factor(
     return [None] * len(known) + [epilogues.times(ct, z, residual.aval.dtype)]
 
 
+def _aval(x: Operand) -> Any:
+    return x.aval if ad.is_undefined_primal(x) else x
+
+
 def _transpose_lhs(
-    aval: Aval, rhs: jax.Array, ct: jax.Array, layout: str, params: Params
+    aval: Aval,
+    rhs: jax.Array,
+    ct: jax.Array,
+    layout: str,
+    ranks: Ranks,
+    params: Params,
 ) -> jax.Array:
     params = {**alone(params, 1, first=layout[0] == "t"), "out": aval.dtype}
+    m, k, n = ranks.rows, ranks.contraction, ranks.columns
     if layout[0] == "n":  # (m, k) = ct (m, n) @ rhs' (n, k)
         operands, layout = (ct, rhs), "n" + FLIP[layout[1]]
+        new = dataclasses.replace(ranks, rows=m, contraction=n, columns=k)
     else:  # (k, m) = rhs (k, n) @ ct' (n, m)
         operands, layout = (rhs, ct), layout[1] + "t"
-    return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
+        new = dataclasses.replace(ranks, rows=k, contraction=n, columns=m)
+    return _gradient(operands, layout, new, aval, params)
 
 
 def _transpose_rhs(
-    aval: Aval, lhs: jax.Array, ct: jax.Array, layout: str, params: Params
+    aval: Aval,
+    lhs: jax.Array,
+    ct: jax.Array,
+    layout: str,
+    ranks: Ranks,
+    params: Params,
 ) -> jax.Array:
     params = {**alone(params, 0, first=layout[1] == "n"), "out": aval.dtype}
-    if aval.ndim == 2 and lhs.ndim == 3 and layout[0] == "n":
-        # A shared rhs: the batch joins the contraction, which is better than a sum.
-        lhs, ct = flat(lhs, 1), flat(ct, 1)
+    shared = aval.ndim == ranks.contraction + ranks.columns
+    if shared and ranks.has_batch(lhs, aval)[0] and layout[0] == "n":
+        # The batch joins the contraction, which is better than a sum.
+        rows = ranks.batch + ranks.rows
+        ranks = dataclasses.replace(ranks, batch=0, rows=rows)
+    m, k, n = ranks.rows, ranks.contraction, ranks.columns
     if layout[1] == "n":  # (k, n) = lhs' (k, m) @ ct (m, n)
         operands, layout = (lhs, ct), FLIP[layout[0]] + "n"
+        new = dataclasses.replace(ranks, rows=k, contraction=m, columns=n)
     else:  # (n, k) = ct' (n, m) @ lhs (m, k)
         operands, layout = (ct, lhs), "t" + layout[0]
-    return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
+        new = dataclasses.replace(ranks, rows=n, contraction=m, columns=k)
+    return _gradient(operands, layout, new, aval, params)
 
 
-def _sum_batch(grad: jax.Array, aval: Aval) -> jax.Array:
-    """The gradient of an operand that all batches share."""
-    return grad.sum(0) if grad.ndim > aval.ndim else grad
+def _gradient(
+    operands: tuple[jax.Array, jax.Array],
+    layout: str,
+    ranks: Ranks,
+    aval: Aval,
+    params: Params,
+) -> jax.Array:
+    """A product in the shape of its operand, summed over batches that share this."""
+    others = {name: value for name, value in params.items() if name != "ranks"}
+    (grad,) = bind(*operands, layout=layout, **others, **as_ranks(ranks))
+    return grad.sum(tuple(range(ranks.batch))) if grad.ndim > aval.ndim else grad
 
 
 def _batch(
@@ -376,33 +347,31 @@ def _batch(
     lhs, rhs, bias, residual = split(moved, epilogue)
     lhs_mapped, rhs_mapped, bias_mapped, residual_mapped = split(mapped, epilogue)
     params = {**params, "layout": layout}
+    batched = of_mapped((lhs, rhs), mapped, size, layout, params)
+    ranks, batch = batched.ranks, batched.batch
     if not (lhs_mapped or rhs_mapped):
-        outs = _epilogue_of_shared_product(moved, mapped, size, epilogue, params)
+        outs = _epilogue_of_shared_product(moved, mapped, size, epilogue, ranks, params)
         return outs, [0] * len(outs)
 
-    lhs_inner, rhs_inner = lhs.ndim - lhs_mapped == 3, rhs.ndim - rhs_mapped == 3
-    inner = [x.shape[-3] for x, i in ((lhs, lhs_inner), (rhs, rhs_inner)) if i][:1]
-    batch = (size, *inner)
-    m = lhs.shape[-2 if layout[0] == "n" else -1]
-    n = rhs.shape[-1 if layout[1] == "n" else -2]
-    if residual is not None:
-        residual = with_batch(residual, residual_mapped, bool(inner), batch, 2)
-    if not (rhs_mapped or bias_mapped or inner) and layout[0] == "n":
-        lhs = flat(lhs, 1)
-        residual = None if residual is None else flat(residual, 1)
+    others = {name: value for name, value in params.items() if name != "ranks"}
+    lhs_inner, rhs_inner = batched.inner
+    if not (rhs_mapped or bias_mapped or ranks.batch) and layout[0] == "n":
+        new = batched.with_rows
     else:
+        new = batched.with_batch
         if lhs_mapped or lhs_inner:
-            lhs = with_batch(lhs, lhs_mapped, lhs_inner, batch, 2)
+            lhs = spread(lhs, lhs_mapped, lhs_inner, batch)
         if rhs_mapped or rhs_inner:
-            rhs = with_batch(rhs, rhs_mapped, rhs_inner, batch, 2)
-        if bias_mapped or epilogue.bias == "batched_row":
-            bias = with_batch(
-                bias, bias_mapped, epilogue.bias == "batched_row", batch, 1
-            )
+            rhs = spread(rhs, rhs_mapped, rhs_inner, batch)
+        own = ranks.batch if epilogue.bias == "batched_row" else 0
+        if bias is not None and (bias_mapped or own):
+            bias = spread(bias, bool(bias_mapped), own, batch)
             epilogue = dataclasses.replace(epilogue, bias="batched_row")
+    if residual is not None:
+        residual = spread(residual, bool(residual_mapped), ranks.batch, batch)
     moved = [x for x in (lhs, rhs, bias, residual) if x is not None]
-    outs = bind(*moved, epilogue=epilogue, **params)
-    return [y.reshape(*batch, m, n) for y in outs], [0] * len(outs)
+    outs = bind(*moved, epilogue=epilogue, **others, **as_ranks(new))
+    return outs, [0] * len(outs)
 
 
 def _epilogue_of_shared_product(
@@ -410,6 +379,7 @@ def _epilogue_of_shared_product(
     mapped: Sequence[bool],
     size: int,
     epilogue: Epilogue,
+    ranks: Ranks,
     params: Params,
 ) -> list[jax.Array]:
     """Only bias or residual are mapped: one product, then an epilogue for each."""
@@ -421,10 +391,10 @@ def _epilogue_of_shared_product(
     (acc,) = bind(lhs, rhs, **plain)
     acc = jnp.broadcast_to(acc, (size, *acc.shape))
     if bias is not None:
-        own_batch = epilogue.bias == "batched_row"
-        bias = jnp.expand_dims(bias, -2)
-        if bias_mapped and not own_batch:
-            bias = bias.reshape(size, *(1,) * (acc.ndim - 2), bias.shape[-1])
+        own = ranks.batch if epilogue.bias == "batched_row" else 0
+        bias = spread(bias, bool(bias_mapped), own, (size, *acc.shape[1 : 1 + own]))
+        places = range(1 + own, acc.ndim - ranks.columns)
+        bias = jnp.expand_dims(bias, tuple(places))
     if residual is not None and not residual_mapped:
         residual = residual[None]
     return epilogues.apply(acc, epilogue, bias, residual, out)
@@ -437,7 +407,9 @@ def as_dot(avals: Sequence[Aval], params: Params) -> tuple[Any, ...]:
         jax.lax.dot_general_p,
         (lhs, rhs),
         {
-            "dimension_numbers": dimension_numbers(lhs, rhs, params["layout"]),
+            "dimension_numbers": Ranks.of(lhs, rhs, params).dot_dimensions(
+                lhs, rhs, params["layout"]
+            ),
             "precision": params["precision"],
             "preferred_element_type": params["out"],
         },

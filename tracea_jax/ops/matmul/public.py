@@ -23,6 +23,7 @@ from tracea_jax.ops.common.promotion import (
     preferred_dtype,
     product_dtype,
 )
+from tracea_jax.ops.common.ranks import as_ranks
 from tracea_jax.ops.common.shapes import check_arrays, fold
 from tracea_jax.ops.common.typed import broadcast_shapes, jit
 from tracea_jax.ops.matmul.primitive import bind
@@ -116,17 +117,18 @@ def _matmul(
     m, n = lhs.shape[-2], rhs.shape[-1]
     batch = broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     keep = (*batch, *((m,) if a.ndim > 1 else ()), *((n,) if b.ndim > 1 else ()))
-    lhs, rhs = fold(lhs, rhs, batch=batch)
-    folded = (*lhs.shape[:-1], n) if rhs.ndim == 2 else (rhs.shape[0], lhs.shape[-2], n)
+    (lhs, rhs), ranks = fold(lhs, rhs, batch=batch)
     if residual is not None:
-        residual = _broadcast(residual, keep).reshape(folded)
+        whole = ranks.result(lhs, rhs, "nn")
+        residual = _broadcast(residual, keep).reshape(whole)
     step = Epilogue(
         bias="none" if bias is None else "row",
         activation=activation,
         residual=residual is not None,
     )
     operands = [x for x in (lhs, rhs, bias, residual) if x is not None]
-    (y,) = bind(*operands, layout="nn", out=out, epilogue=step, **how)
+    how |= {"layout": "nn", "out": out, "epilogue": step, **as_ranks(ranks)}
+    (y,) = bind(*operands, **how)
     return y.reshape(keep)
 
 

@@ -25,7 +25,8 @@ from tracea_jax.ops.common.bench import (
 from tracea_jax.ops.common.exact import ACTIVATIONS_F64, DERIVATIVES_F64
 from tracea_jax.ops.common.precision import precision_from_name
 from tracea_jax.ops.matmul import stored
-from tracea_jax.ops.matmul.primitive import matmul_p, split
+from tracea_jax.ops.matmul.definition import split
+from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem
 

@@ -1,0 +1,309 @@
+"""Our kernels where the compiler partitions arrays: values, kernels and collectives."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from numerics import normal
+from partitioned import assert_alike, compiled, mesh, pair, placed
+
+import tracea_jax as tracea
+from tracea_jax import _compat_partition
+from tracea_jax.ops.common import partition
+
+# --- products -------------------------------------------------------------------------
+
+
+def block(x, w, bias, residual):
+    return jax.nn.gelu(x @ w + bias) + residual
+
+
+def loss(*args):
+    return (block(*args) ** 2).mean()
+
+
+gradients = jax.value_and_grad(loss, argnums=(0, 1, 2, 3))
+
+SPLITS = {
+    "rows": (P("x"), P(), P(), P("x")),
+    "columns": (P(), P(None, "y"), P("y"), P(None, None, "y")),
+    "rows and columns": (P("x"), P(None, "y"), P("y"), P("x", None, "y")),
+    "contraction": (P(None, None, "x"), P("x"), P(), P()),
+    "rows and contraction": (P("x", None, "y"), P("y"), P(), P("x")),
+    "rows over two axes": (P(("x", "y")), P(), P(), P(("x", "y"))),
+    "weights over the axis of rows": (P("x"), P("x"), P(), P("x")),
+    "nothing": (P(), P(), P(), P()),
+}
+
+
+def operands():
+    shapes = (8, 6, 24), (24, 40), (40,), (8, 6, 40)
+    return tuple(normal(*shape) for shape in shapes)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_products_run_kernels(name):
+    plain, ours = pair(gradients, mesh(4, 2), operands(), SPLITS[name])
+    assert_alike(plain, ours)
+    assert ours.kernels == {"tracea_cpu_gemm_v1": 3}
+
+
+def test_a_split_contraction_is_summed_once_before_the_epilogue():
+    splits = SPLITS["contraction"]
+    plain, ours = pair(block, mesh(4, 2), operands(), splits)
+    assert_alike(plain, ours)
+    assert ours.collectives == {"all-reduce": 1}
+    (call,) = ours.decisions
+    assert call.decision.split["k0"] and not call.decision.split["m0"]
+
+
+def test_a_sum_that_is_wanted_split_is_scattered():
+    splits = (P(None, None, "x"), P("x"), P(), P("x"))
+    plain, ours = pair(block, mesh(4, 2), operands(), splits, out=P("x"))
+    assert_alike(plain, ours)
+    assert ours.collectives == {"reduce-scatter": 1}
+
+
+def test_layers_in_a_row():
+    def network(x, w, bias, w2, b2):
+        return ((jax.nn.silu(x @ w + bias) @ w2 + b2) ** 2).mean()
+
+    args = (normal(16, 24), normal(24, 40), normal(40), normal(40, 24), normal(24))
+    specs = (P("x"), P(None, "y"), P("y"), P("y"), P())
+    f = jax.value_and_grad(network, argnums=(0, 1, 2, 3, 4))
+    plain, ours = pair(f, mesh(2, 4), args, specs)
+    assert_alike(plain, ours)
+    assert ours.kernels == {"tracea_cpu_gemm_v1": 6}
+
+
+def test_columns_of_several_dimensions_are_split_along_any():
+    def fused(x, w, bias):
+        parts = jnp.einsum("btd,dce->btce", x, w) + bias
+        return (parts[:, :, 0] * parts[:, :, 1] + parts[:, :, 2]).sum()
+
+    args = (normal(4, 6, 16), normal(16, 3, 8), normal(3, 8))
+    specs = (P("x"), P(None, None, "y"), P(None, "y"))
+    f = jax.value_and_grad(fused, argnums=(0, 1, 2))
+    plain, ours = pair(f, mesh(2, 4), args, specs)
+    assert_alike(plain, ours)
+    assert ours.kernels == {"tracea_cpu_gemm_v1": 3}
+
+
+def test_rows_are_split_along_the_sequence():
+    args = operands()
+    specs = (P(None, "x"), P(), P(), P(None, "x"))
+    plain, ours = pair(gradients, mesh(2), args, specs)
+    assert_alike(plain, ours)
+    (forward, *_) = ours.decisions
+    assert forward.decision.split["m1"] and not forward.decision.split["m0"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gated_products_complete_both_sums_before_the_gate(dtype):
+    def gated(x, gate, up):
+        return jax.nn.silu(x @ gate) * (x @ up)
+
+    args = [
+        jnp.asarray(x, dtype) for x in (normal(8, 16), normal(16, 24), normal(16, 24))
+    ]
+    specs = (P("y", "x"), P("x"), P("x"))
+    plain, ours = pair(gated, mesh(4, 2), args, specs)
+    assert_alike(plain, ours, 1e-5 if dtype == "float32" else 0.02)
+    assert ours.decisions[0].name == "tracea_gated_matmul"
+
+
+def test_a_scan_of_rematerialised_layers():
+    def layers(x, ws):
+        @jax.checkpoint
+        def layer(h, w):
+            return jnp.tanh(jax.nn.gelu(h @ w)), None
+
+        return (jax.lax.scan(layer, x, ws)[0] ** 2).mean()
+
+    f = jax.value_and_grad(layers, argnums=(0, 1))
+    args = normal(16, 24), normal(3, 24, 24)
+    plain, ours = pair(f, mesh(4, 2), args, (P("x"), P(None, None, "y")))
+    assert_alike(plain, ours)
+    assert sum(ours.kernels.values()) >= 4
+
+
+def test_mapped_products_split_the_mapped_axis():
+    f = jax.vmap(lambda x, w: jax.nn.relu(x @ w))
+    plain, ours = pair(
+        f, mesh(4, 2), (normal(8, 6, 16), normal(8, 16, 24)), (P("x"), P("x"))
+    )
+    assert_alike(plain, ours)
+    assert ours.kernels == {"tracea_cpu_gemm_v1": 1} and not ours.collectives
+
+
+def test_a_mesh_of_devices_in_another_order():
+    devices = np.array(jax.devices()).reshape(2, 4).T
+    turned = jax.sharding.Mesh(devices, ("x", "y"))
+    splits = SPLITS["rows and contraction"]
+    plain, ours = pair(gradients, turned, operands(), splits)
+    assert_alike(plain, ours)
+
+
+def test_shard_map_inside_of_a_partitioned_program():
+    own = mesh(4, 2)
+    local = jax.shard_map(
+        lambda x, w: jax.nn.gelu(x @ w),
+        mesh=own,
+        in_specs=(P("x"), P(None, "y")),
+        out_specs=P("x", "y"),
+    )
+    args = normal(8, 16), normal(16, 24), normal(24, 6)
+    specs = (P("x"), P(None, "y"), P("y"))
+    plain, ours = pair(lambda x, w, v: local(x, w) @ v, own, args, specs)
+    assert_alike(plain, ours)
+    assert ours.kernels == {"tracea_cpu_gemm_v1": 2}
+    assert len(ours.decisions) == 1
+
+
+def test_the_policy_decides_about_local_problems():
+    # On one device a kernel; of a sixteenth of it, XLA.
+    def f(x, w):
+        return jax.nn.gelu(x @ w)
+
+    x, w = normal(256, 512), normal(512, 512)
+    args = placed(mesh(8), (x, w), (P("x"), P()))
+    (site,) = tracea.explain(f)(x, w).sites
+    ours = compiled(tracea.transform(f), *args)
+    assert bool(ours.decisions) == (site.variant != "xla")
+    np.testing.assert_allclose(ours.results, f(x, w), rtol=2e-4, atol=2e-3)
+
+
+# --- attention ------------------------------------------------------------------------
+
+
+def attend(q, k, v, **how):
+    return jax.nn.dot_product_attention(q, k, v, **how)
+
+
+ATTENTION = {
+    "examples": (P("x"),) * 3,
+    "heads": (P(None, None, "x"),) * 3,
+    "examples and heads": (P("x", None, "y"),) * 3,
+    "more devices than heads of keys": (P(None, None, ("x", "y")), P(), P()),
+    "queries": (P(None, "x"),) * 3,
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_is_split(name):
+    args = normal(4, 16, 8, 16), normal(4, 16, 4, 16), normal(4, 16, 4, 16)
+
+    def f(*args):
+        return (attend(*args, is_causal=True) ** 2).mean()
+
+    plain, ours = pair(
+        jax.value_and_grad(f, argnums=(0, 1, 2)), mesh(4, 2), args, ATTENTION[name]
+    )
+    assert_alike(plain, ours)
+    assert sum(ours.kernels.values()) == 2
+    assert "all-gather" not in ours.collectives or name == "queries"
+
+
+def test_a_causal_window_over_split_queries():
+    args = normal(2, 32, 2, 16), normal(2, 32, 2, 16), normal(2, 32, 2, 16)
+    f = functools.partial(attend, is_causal=True, local_window_size=(5, 0))
+    plain, ours = pair(f, mesh(4), args, (P(None, "x"),) * 3)
+    assert_alike(plain, ours)
+    assert ours.decisions[0].decision.split["t"]
+
+
+# --- what is refused ------------------------------------------------------------------
+
+
+def test_what_a_rule_refuses_is_gathered_with_a_warning():
+    args = normal(2, 8, 2, 16), normal(2, 8, 2, 16), normal(2, 8, 2, 16)
+    own = mesh(4, 2)
+    columns = P(None, None, None, "x")
+    given = placed(own, args, (columns, columns, P()))
+    with (
+        tracea.options(implementation="tracea"),
+        pytest.warns(UserWarning, match="attention gathers.*mesh axis 'x': head_dim"),
+    ):
+        ours = compiled(tracea.transform(attend), *given)
+    np.testing.assert_allclose(ours.results, attend(*args), rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_that_do_not_divide():
+    own = mesh(8)
+
+    def f(x, w):
+        spread = jax.lax.with_sharding_constraint(x, NamedSharding(own, P("x")))
+        return spread @ w
+
+    args = placed(own, (normal(12, 16), normal(16, 8)), (P(), P()))
+    with (
+        tracea.options(implementation="tracea"),
+        pytest.warns(UserWarning, match="12 is no multiple of 8"),
+    ):
+        ours = compiled(tracea.transform(f), *args)
+    np.testing.assert_allclose(ours.results, args[0] @ args[1], rtol=1e-4, atol=1e-4)
+
+
+# --- without the private functions ----------------------------------------------------
+
+
+def test_without_the_functions_of_this_jax_xla_serves(monkeypatch):
+    monkeypatch.setattr(_compat_partition, "why_not", lambda: "they are gone")
+    own = mesh(4, 2)
+    args = placed(own, operands(), SPLITS["rows"])
+    ours = compiled(tracea.transform(block), *args)
+    assert not ours.kernels and not ours.decisions
+    with (
+        tracea.options(implementation="tracea"),
+        pytest.raises(tracea.Unsupported, match="use shard_map"),
+    ):
+        compiled(tracea.transform(block), *args)
+
+
+def test_the_probe_names_what_is_missing(monkeypatch):
+    assert _compat_partition.why_not() is None
+    from jax._src.interpreters import mlir
+
+    monkeypatch.delattr(mlir, "build_mlir_module_helper")
+    reason = _compat_partition.why_not.__wrapped__()
+    assert reason is not None and "build_mlir_module_helper" in reason
+
+
+# --- texts and caches -----------------------------------------------------------------
+
+
+def test_programs_hold_no_path_and_no_identity(tmp_path):
+    args = placed(mesh(4, 2), operands(), SPLITS["rows and contraction"])
+
+    def lowered(directory):
+        with tracea.options(implementation="tracea", cache_dir=directory):
+            text = jax.jit(tracea.transform(block)).lower(*args).as_text()
+        return re.findall(r'backend_config = "([^"]*)"', text)
+
+    first, second = lowered(tmp_path / "a"), lowered(tmp_path / "b")
+    assert first == second
+    (key,) = first
+    assert re.fullmatch(r"tracea_matmul:[0-9a-f]{64}", key)
+
+
+def test_parameters_that_show_their_address_are_left_to_xla():
+    assert partition.has_text({"out": jnp.dtype("float32"), "config": None})
+    assert not partition.has_text({"f": object()})
+
+
+def test_a_program_that_outlives_its_lowering_compiles():
+    args = placed(mesh(4, 2), operands(), SPLITS["rows"])
+    with tracea.options(implementation="tracea"):
+        lowered = jax.jit(tracea.transform(block)).lower(*args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = lowered.compile()(*args)
+    np.testing.assert_allclose(result, block(*operands()), rtol=1e-4, atol=1e-4)
