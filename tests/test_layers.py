@@ -54,6 +54,7 @@ ORDER = (
     "graph_adds",
     "graph",
     "campaign",
+    "survey",
     "doctor",
     "bench",
     "bundle",
@@ -82,6 +83,7 @@ KNOWS_JAX = (
     "graph_adds",
     "bundle",
     "campaign.executions",
+    "survey.programs",
     "doctor",
     "demo",
 )

@@ -111,9 +111,7 @@ def _random(
             yield choices[best]
 
 
-def _preferred(
-    problem: Problem, choices: Sequence[Choice], wishes: Preferences
-) -> int:
+def _preferred(problem: Problem, choices: Sequence[Choice], wishes: Preferences) -> int:
     """The number of a choice that is compiled already; the last one's, if none is."""
     if wishes.is_compiled is not None:
         for i, choice in enumerate(choices):

@@ -156,19 +156,17 @@ def wanted(
     writers: dict[str, rows.Writer], seed: int, platform: str, part: Part
 ) -> Iterator[Numbered]:
     """The problems without a row, of all ops by their shares, without an end."""
-    done = {op: {row.key for row in writer.rows} for op, writer in writers.items()}
-    left = {
-        op: (
-            Numbered(
-                index=i, seed=seed, problem=problems.problem(op, seed, platform, i)
-            )
-            for i in itertools.count(part.index, part.of)
-            if (seed, i) not in done[op]
-        )
-        for op in writers
-    }
+
+    def left(op: str) -> Iterator[Numbered]:
+        done = {row.key for row in writers[op].rows}
+        for i in itertools.count(part.index, part.of):
+            if (seed, i) not in done:
+                found = problems.problem(op, seed, platform, i)
+                yield Numbered(index=i, seed=seed, problem=found)
+
+    drawn = {op: left(op) for op in writers}
     for op in itertools.cycle(_in_turns(tuple(writers))):
-        yield next(left[op])
+        yield next(drawn[op])
 
 
 def _in_turns(ops: Sequence[str]) -> list[str]:
