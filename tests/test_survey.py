@@ -23,7 +23,8 @@ from tracea_jax.diagnosis import diagnose
 from tracea_jax.policy import Choice
 from tracea_jax.survey import problems, programs, rows
 from tracea_jax.survey.candidates import PEERS, Preferences, candidates
-from tracea_jax.survey.measure import TIMING, Numbered, measured, row_of
+from tracea_jax.survey.measure import TIMING, measured, row_of
+from tracea_jax.survey.problems import Numbered
 from tracea_jax.survey.run import OPS, SHARES, Part, survey, wanted
 from tracea_jax.tuning.measure import CandidateError, Race
 

@@ -102,6 +102,25 @@ REACHES = {
 }
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Numbered:
+    """Problem number ``index`` of a seed."""
+
+    index: int
+    seed: int
+    problem: Problem
+
+    @classmethod
+    def of(cls, op: str, seed: int, platform: str, index: int) -> Numbered:
+        found = problem(op, seed, platform, index)
+        return cls(index=index, seed=seed, problem=found)
+
+    @property
+    def name(self) -> str:
+        """What its random candidates follow from."""
+        return f"{self.seed} {self.index}"
+
+
 def draw(op: str, seed: int, platform: str, first: int = 0) -> Iterator[Problem]:
     """The problems from number ``first`` on, without an end."""
     return (problem(op, seed, platform, i) for i in itertools.count(first))
