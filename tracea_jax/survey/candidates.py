@@ -20,7 +20,7 @@ from tracea_jax.diagnosis import Diagnosis, diagnose
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.variants import Space
-from tracea_jax.variants.kernel_variant import KernelVariant
+from tracea_jax.variants.base import Ranking
 
 PEERS = ("xla", "cudnn")  # variants that run no kernel of ours
 COUNT = 12  # choices of a problem, the peers included
@@ -80,7 +80,7 @@ def _likely(
         return
     for name in diagnosis.candidates:
         variant: Any = variants.get(problem.op, name)
-        if isinstance(variant, KernelVariant):
+        if isinstance(variant, Ranking):
             configs = variant.likely(problem, device, 1 + _LIKELY)
         elif (us := decision.spaces[name].modelled_us) is not None:
             best = np.argsort(us, kind="stable")[: 1 + _LIKELY]
