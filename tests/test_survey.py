@@ -154,13 +154,20 @@ def test_the_favourites_of_a_model_are_candidates():
 def test_compiled_configs_are_preferred():
     problem, device = a_product(), local_cpu()
 
-    def is_compiled(problem, choice):
-        return choice.config.tasks == 4
+    def compiled(problem, variant, space):
+        return [c for c in space.configs() if c.tasks == 4][:5]
 
-    wishes = Preferences(is_compiled=is_compiled)
-    found = candidates(problem, device, "1", wishes)
-    random = [c for c in found if c.variant != "xla"][1:]
-    assert sum(c.config.tasks == 4 for c in random) > len(random) // 2
+    wishes = Preferences(compiled=compiled)
+    _, _, *random = candidates(problem, device, "1", wishes)
+    plain = candidates(problem, device, "1", Preferences())
+    assert random[0] == plain[2]  # one may be new
+    fours = compiled(problem, "gemm_cpu", space_of(problem, device))
+    assert {c.config for c in random[1:7]} >= {*fours}
+    assert len(random) == Preferences().count - 2  # filled up with others
+
+
+def space_of(problem, device):
+    return variants.get(problem.op, "gemm_cpu").space(problem, device)
 
 
 # Rows.
@@ -298,7 +305,7 @@ def test_a_kill_while_appending_loses_one_row_at_most(tmp_path):
         written = victim.stdout.readline()
         victim.send_signal(signal.SIGKILL)
     assert written == b"written\n"
-    lines = file.read_bytes().count(b'"row"')
+    lines = file.read_bytes().count(b'{"row":')
     with_cut = file.read_bytes()[-1:] != b"\n"
     if with_cut:
         with pytest.warns(UserWarning, match="cut off"):
