@@ -26,6 +26,7 @@ from tracea_jax.variants.base import Ranking
 PEERS = ("xla", "cudnn")  # variants that run no kernel of ours
 COUNT = 12  # choices of a problem, the peers included
 _LIKELY = 2  # of each kernel that has a model, besides its default
+_NEAR = 12  # configs that a model finds fastest, of which compiled ones are preferred
 
 Ranked = Callable[[Problem, Device, Sequence[Choice]], Sequence[float]]
 Compiled = Callable[[Problem, str, Space], Iterable[Any]]
@@ -84,14 +85,18 @@ def _likely(
         return
     for name in diagnosis.candidates:
         variant: Any = variants.get(problem.op, name)
+        count = 1 + _LIKELY if wishes.compiled is None else _NEAR
+        configs: Sequence[Any] = ()
         if isinstance(variant, Ranking):
-            configs = variant.likely(problem, device, 1 + _LIKELY)
+            configs = variant.likely(problem, device, count)
         elif (us := decision.spaces[name].modelled_us) is not None:
-            best = np.argsort(us, kind="stable")[: 1 + _LIKELY]
+            best = np.argsort(us, kind="stable")[:count]
             configs = [decision.spaces[name].config(int(i)) for i in best]
-        else:
-            configs = ()
-        yield from (Choice(variant=name, config=config) for config in configs)
+        if configs and wishes.compiled is not None:
+            near = Space.of(*configs)
+            configs = [configs[0], *wishes.compiled(problem, name, near)]
+        for config in configs[: 1 + _LIKELY]:
+            yield Choice(variant=name, config=config)
 
 
 def _random(

@@ -78,7 +78,7 @@ REACHES = {
         images=128,
         tokens=16384,
         sequences=128,
-        forms=48,
+        forms=16,
         dtypes=((0.5, "bfloat16"), (0.25, "float16"), (0.25, "float32")),
         layouts=((0.7, "nhwc"), (0.3, "nchw")),
     ),

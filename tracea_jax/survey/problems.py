@@ -23,7 +23,7 @@ dtypes      float32 and bfloat16 on CPUs; bfloat16 (0.45), float16, float32 and
             8-bit floats on GPUs; some results are wider than the operands
 
 On GPUs kernels are compiled for what a problem has besides its sizes. So that problems
-share kernels, those of one seed have at most 48 such forms of each op, drawn as above;
+share kernels, those of one seed have at most 16 such forms of each op, drawn as above;
 layers of models may add to them.
 
 What computes too much or moves too many bytes for a short measurement is drawn again.
