@@ -27,7 +27,6 @@ import common
 import jax
 import jax.numpy as jnp
 from attention_ahead import Prepared, compile_kernels
-from cuda_errors import forget_error
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
@@ -35,6 +34,7 @@ from tracea_jax.ops.attention import workload
 from tracea_jax.ops.common.kernel_time import ProfileError
 from tracea_jax.policy import Choice, decide
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.survey.cuda_errors import forget_error
 from tracea_jax.survey.turns import Turns
 from tracea_jax.tuning import tuner
 from tracea_jax.tuning.store.code import named

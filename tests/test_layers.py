@@ -84,6 +84,7 @@ KNOWS_JAX = (
     "bundle",
     "campaign.executions",
     "survey.programs",
+    "survey.loaded",
     "doctor",
     "demo",
 )

@@ -81,7 +81,7 @@ def test_every_variant_can_serve_some_of_the_problems(op):
     left = {v.name: v for v in variants.of(op)}
     for i in range(2000):
         for device in devices:
-            problem = problems.problem(op, 0, device.platform, i)
+            problem = problems.problem(op, i // 50, device.platform, i)
             for name, variant in tuple(left.items()):
                 if variant.why_not(problem, device) is None:
                     del left[name]
@@ -162,8 +162,7 @@ def test_compiled_configs_are_preferred():
     plain = candidates(problem, device, "1", Preferences())
     assert random[0] == plain[2]  # one may be new
     fours = compiled(problem, "gemm_cpu", space_of(problem, device))
-    assert {c.config for c in random[1:7]} >= {*fours}
-    assert len(random) == Preferences().count - 2  # filled up with others
+    assert {c.config for c in random[1:]} == {*fours}
 
 
 def space_of(problem, device):
@@ -399,7 +398,8 @@ def test_a_survey_measures_three_problems_of_each_op(tmp_path, monkeypatch):
         return measured(numbered, choices, device, timing=QUICK)
 
     told = []
-    how = {"budget_s": 60.0, "measure_one": one, "tell": told.append}
+    measure_all = functools.partial(map, one)
+    how = {"budget_s": 1e6, "measure_all": measure_all, "tell": told.append}
     found = survey(tmp_path, device, most=10, **how)
     assert found.counts == SHARES and not found.interrupted
     assert [p.done for p in told] == [*range(1, 11)]
@@ -491,9 +491,12 @@ def fake_row(numbered):
     return a_row(numbered.index, numbered.seed, problem=numbered.problem)
 
 
+fake_rows = functools.partial(map, fake_row)
+
+
 def test_no_problem_is_measured_twice(tmp_path):
     device = local_cpu()
-    how = {"budget_s": 60.0, "measure_one": fake_row, "ops": ("matmul", "conv2d")}
+    how = {"budget_s": 1e6, "measure_all": fake_rows, "ops": ("matmul", "conv2d")}
     parts = [Part(index=i, of=2) for i in range(2)]
     for part, most in ((parts[0], 4), (parts[1], 2), (parts[0], 2), (Part(), 6)):
         survey(tmp_path, device, part=part, most=most, **how)
@@ -507,10 +510,7 @@ def test_no_problem_is_measured_twice(tmp_path):
 
 
 def test_all_ops_have_their_turns():
-    class Nothing:
-        rows = ()
-
-    drawn = wanted(dict.fromkeys(OPS, Nothing()), 0, "cpu", Part())
+    drawn = wanted(OPS, 0, "cpu")
     some = [n.problem.op for n in itertools.islice(drawn, 20)]
     assert collections.Counter(some) == {op: 2 * n for op, n in SHARES.items()}
     assert {*some[:4]} >= {"matmul", "conv2d", "attention"}
@@ -528,7 +528,11 @@ def test_a_survey_ends_when_its_time_is_over(tmp_path):
         now[0] += 10.0
         return fake_row(numbered)
 
-    how = {"measure_one": one, "clock": lambda: now[0], "ops": ("matmul",)}
+    how = {
+        "measure_all": functools.partial(map, one),
+        "clock": lambda: now[0],
+        "ops": ("matmul",),
+    }
     found = survey(tmp_path, local_cpu(), budget_s=35.0, **how)
     assert found.counts == {"matmul": 4} and found.spent_s == 40.0
 
@@ -539,7 +543,11 @@ def test_what_was_measured_before_ctrl_c_is_kept(tmp_path):
             raise KeyboardInterrupt
         return fake_row(numbered)
 
-    how = {"measure_one": one, "ops": ("matmul",), "budget_s": 9.0}
+    how = {
+        "measure_all": functools.partial(map, one),
+        "ops": ("matmul",),
+        "budget_s": 9.0,
+    }
     found = survey(tmp_path, local_cpu(), **how)
     assert found.interrupted and "interrupted" in str(found)
     assert len(rows.read(rows.path(tmp_path, local_cpu(), "matmul"))) == 3
@@ -549,7 +557,7 @@ def test_what_was_measured_before_ctrl_c_is_kept(tmp_path):
 
 
 def test_the_command_surveys_this_machine(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("tracea_jax.survey.run.measurer", lambda device: fake_row)
+    monkeypatch.setattr("tracea_jax.survey.run.measurer", lambda *_: fake_rows)
     how = ["--op", "matmul", "--minutes", "0.005", "--seed", "4"]
     assert cli.main(["survey", *how, "--out", str(tmp_path)]) == 0
     assert "problems measured" in capsys.readouterr().out

@@ -26,6 +26,9 @@ def main() -> int:
     parser.add_argument("--isa", choices=tuple(XLA_ISAS), help="of the CPU, at most")
     parser.add_argument("--part", default="0/1", metavar="I/N", help="I from 0")
     parser.add_argument("--most", type=int, help="problems, at most")
+    parser.add_argument(
+        "--plan", type=pathlib.Path, help="directory that plan.py made, for a GPU"
+    )
     parser.add_argument("--out", type=pathlib.Path, default=ROWS, help="directory")
     args = parser.parse_args()
     if args.isa:  # before JAX is loaded
@@ -35,7 +38,9 @@ def main() -> int:
             f"--xla_cpu_max_isa={XLA_ISAS[args.isa]}",
         )
         os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # others measure
     from tracea_jax.options import local_device
+    from tracea_jax.survey import ahead
     from tracea_jax.survey.run import OPS, Part, survey
 
     index, _, of = args.part.partition("/")
@@ -47,6 +52,7 @@ def main() -> int:
         seed=args.seed,
         part=Part(index=int(index), of=int(of or 1)),
         most=args.most,
+        plan=tuple(ahead.read(args.plan)) if args.plan else (),
         tell=lambda p: print(
             f"{p.done:5d} {p.left_s:5.0f} s left  {p.problem}", flush=True
         ),

@@ -6,6 +6,7 @@ What is measured is in ``tracea_jax.survey``. Caller: ``cli``.
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,8 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    # Other processes measure, and need the memory of a GPU.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from tracea_jax.campaign.progress import showing
     from tracea_jax.options import current, local_device
     from tracea_jax.survey.run import OPS, survey

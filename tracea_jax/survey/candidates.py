@@ -41,7 +41,7 @@ class Preferences:
         favourites are then measured, too.
       compiled: (problem, variant, space) -> configs of the space whose kernels exist
         already; None if compiling costs nothing. All random choices but ``fresh`` are
-        of these, if there are enough.
+        of these, and there may be fewer of them.
       fresh: random choices whose kernels need not exist.
       count: choices of a problem.
     """
@@ -104,12 +104,13 @@ def _random(
 ) -> Iterator[Choice]:
     """Random configs of each space in turns; see ``Preferences``."""
     anything = _in_turns({name: _shuffled(rng, s) for name, s in spaces.items()})
-    if wishes.compiled is not None:
-        yield from itertools.islice(anything, wishes.fresh)
-        yield from _in_turns(
-            {n: iter(wishes.compiled(problem, n, s)) for n, s in spaces.items()}
-        )
-    yield from anything
+    if wishes.compiled is None:
+        yield from anything
+        return
+    yield from itertools.islice(anything, wishes.fresh)
+    yield from _in_turns(
+        {n: iter(wishes.compiled(problem, n, s)) for n, s in spaces.items()}
+    )
 
 
 def _in_turns(configs: dict[str, Iterator[Any]]) -> Iterator[Choice]:

@@ -6,15 +6,24 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import pathlib
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 
 from tracea_jax import knowledge
-from tracea_jax.device import Device
+from tracea_jax.device import CudaDevice, Device
 from tracea_jax.options import current
-from tracea_jax.survey import rows
+from tracea_jax.survey import gpu, rows
+from tracea_jax.survey.ahead import Planned, Planner
 from tracea_jax.survey.candidates import Preferences, candidates
 from tracea_jax.survey.measure import measured
 from tracea_jax.survey.problems import Numbered
@@ -24,7 +33,7 @@ from tracea_jax.tuning import measure
 SHARES = {"matmul": 3, "conv2d": 3, "attention": 3, "gated_matmul": 1}
 OPS = tuple(SHARES)
 
-Measure = Callable[[Numbered], rows.Row]
+Measure = Callable[[Iterator[Numbered]], Iterator[rows.Row]]
 Tell = Callable[["Progress"], None]
 
 
@@ -94,7 +103,8 @@ def survey(
     seed: int = 0,
     part: Part = Part(),
     most: int | None = None,
-    measure_one: Measure | None = None,
+    plan: Sequence[Planned] = (),
+    measure_all: Measure | None = None,
     tell: Tell = lambda progress: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Survey:
@@ -103,17 +113,18 @@ def survey(
     Args:
       directory: where rows are kept; see ``rows``.
       device: the local device.
-      budget_s: seconds for everything. A problem that was begun is finished.
+      budget_s: seconds for everything. Problems that were begun are finished.
       ops: to draw problems of.
       seed: of the draw and of random candidates.
       part: which of the problems.
       most: problems to measure at most.
-      measure_one: makes the row of a problem; by default ``measurer``'s.
+      plan: what to measure first, on a GPU; see ``ahead``.
+      measure_all: makes the rows of problems; by default ``measurer``'s.
       tell: called after each row.
       clock: seconds.
     """
     start = clock()
-    measure_one = measure_one or measurer(device)
+    measure_all = measure_all or measurer(device, plan)
     counts = dict.fromkeys(ops, 0)
     interrupted = False
     with contextlib.ExitStack() as stack:
@@ -123,20 +134,20 @@ def survey(
             )
             for op in ops
         }
+        first = (planned.numbered for planned in plan)
+        drawn = itertools.chain(first, wanted(ops, seed, device.platform, part))
+        left = itertools.islice(_left(drawn, writers), most)
+        made = stack.enter_context(contextlib.closing(_closable(measure_all(left))))
         try:
-            for numbered in itertools.islice(
-                wanted(writers, seed, device.platform, part), most
-            ):
-                if clock() - start >= budget_s:
-                    break
-                op = numbered.problem.op
-                writers[op].append(measure_one(numbered))
+            while clock() - start < budget_s and (row := next(made, None)) is not None:
+                op = row.problem["op"]
+                writers[op].append(row)
                 counts[op] += 1
                 spent_s = clock() - start
                 tell(
                     Progress(
                         op=op,
-                        problem=str(numbered.problem),
+                        problem=str(row.asked),
                         done=sum(counts.values()),
                         used=min(spent_s / budget_s, 1.0),
                         left_s=max(budget_s - spent_s, 0.0),
@@ -153,20 +164,29 @@ def survey(
     )
 
 
-def wanted(
-    writers: dict[str, rows.Writer], seed: int, platform: str, part: Part
+def _closable(found: Iterator[rows.Row]) -> Generator[rows.Row, None, None]:
+    yield from found
+
+
+def _left(
+    drawn: Iterable[Numbered], writers: Mapping[str, rows.Writer]
 ) -> Iterator[Numbered]:
-    """The problems without a row, of all ops by their shares, without an end."""
+    """The problems without a row, each once."""
+    done = {(op, *row.key) for op, writer in writers.items() for row in writer.rows}
+    for numbered in drawn:
+        key = (numbered.problem.op, numbered.seed, numbered.index)
+        if key not in done and key[0] in writers:
+            done.add(key)
+            yield numbered
 
-    def left(op: str) -> Iterator[Numbered]:
-        done = {row.key for row in writers[op].rows}
-        for i in itertools.count(part.index, part.of):
-            if (seed, i) not in done:
-                yield Numbered.of(op, seed, platform, i)
 
-    drawn = {op: left(op) for op in writers}
-    for op in itertools.cycle(_in_turns(tuple(writers))):
-        yield next(drawn[op])
+def wanted(
+    ops: Sequence[str], seed: int, platform: str, part: Part = Part()
+) -> Iterator[Numbered]:
+    """The problems of all ops by their shares, without an end."""
+    numbers = {op: itertools.count(part.index, part.of) for op in ops}
+    for op in itertools.cycle(_in_turns(ops)):
+        yield Numbered.of(op, seed, platform, next(numbers[op]))
 
 
 def _in_turns(ops: Sequence[str]) -> list[str]:
@@ -175,18 +195,32 @@ def _in_turns(ops: Sequence[str]) -> list[str]:
     return [op for _, op in sorted(places)]
 
 
-def measurer(device: Device, wishes: Preferences | None = None) -> Measure:
-    """Measures problems in this process, one after another."""
-    settings = current()
-    exclusive = functools.partial(measure.exclusive, settings.directory, device)
-    chosen = wishes or Preferences()
+def measurer(device: Device, plan: Sequence[Planned] = ()) -> Measure:
+    """Measures in this process on a CPU, and in others on a GPU."""
+    if isinstance(device, CudaDevice):
+        return functools.partial(_on_gpu, device=device, plan=plan)
+    exclusive = functools.partial(measure.exclusive, current().directory, device)
 
-    def measure_one(numbered: Numbered) -> rows.Row:
+    def one(numbered: Numbered) -> rows.Row:
         with knowledge.undisturbed():
-            choices = candidates(numbered.problem, device, numbered.name, chosen)
+            choices = candidates(numbered.problem, device, numbered.name, Preferences())
             return measured(numbered, choices, device, exclusive=exclusive)
 
-    return measure_one
+    return functools.partial(map, one)
 
 
-__all__: list[Any] = ["OPS", "Part", "Progress", "Survey", "measurer", "survey"]
+def _on_gpu(
+    left: Iterator[Numbered], device: CudaDevice, plan: Sequence[Planned]
+) -> Iterator[rows.Row]:
+    known = {planned.numbered: planned for planned in plan}
+    planner = Planner(device)
+    place = gpu.Place(
+        cache=current().directory, programs=current().directory / "programs"
+    )
+    planned = (known.get(n) or planner.planned(n) for n in left)
+    compilers = max(1, min(gpu.MOST_COMPILERS, (os.cpu_count() or 1) - 3))
+    return gpu.measured(planned, device, place, compilers=compilers, on_failure=_show)
+
+
+def _show(why: str) -> None:
+    print(f"survey: {why}", file=sys.stderr, flush=True)
