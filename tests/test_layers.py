@@ -55,6 +55,7 @@ ORDER = (
     "graph_adds",
     "graph",
     "campaign",
+    "survey",
     "doctor",
     "bench",
     "bundle",
@@ -84,6 +85,8 @@ KNOWS_JAX = (
     "graph_adds",
     "bundle",
     "campaign.executions",
+    "survey.programs",
+    "survey.loaded",
     "doctor",
     "demo",
 )
