@@ -16,6 +16,9 @@ import numpy as np
 from tracea_jax import variants
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import Diagnosis
+from tracea_jax.model.decision import Guess, best, chosen
+from tracea_jax.model.model import PEERS, Model, covering
+from tracea_jax.page import times
 from tracea_jax.problem import Problem
 from tracea_jax.variants import Config, Space, Variant
 from tracea_jax.variants.base import Doubting, Varying
@@ -99,6 +102,53 @@ def space_of(variant: Variant, problem: Problem, device: Device) -> Space:
 
 def decide(diagnosis: Diagnosis) -> Decision:
     """Turns a diagnosis into a default choice and a search space.
+
+    The model of the device decides where it covers the problem; see ``unmodelled`` for
+    what does elsewhere.
+    """
+    model = covering(diagnosis.problem, diagnosis.device)
+    return unmodelled(diagnosis) if model is None else _modelled(diagnosis, model)
+
+
+def _modelled(diagnosis: Diagnosis, model: Model) -> Decision:
+    """The choice that is predicted fastest, by a margin if it is not a peer's.
+
+    The default of a variant is the config that is predicted fastest.
+    """
+    decision = unmodelled(diagnosis)
+    problem, device = diagnosis.problem, diagnosis.device
+    if isinstance(device, CudaDevice) and problem.fused_operands:
+        return decision
+    guesses = best(model.predict(problem, device, decision.spaces))
+    found = chosen(guesses, model.ops[problem.op].margin)
+    if found is None:
+        return decision
+    choices = {
+        name: Choice(variant=name, config=decision.spaces[name].config(guess.index))
+        for name, guess in guesses.items()
+    }
+    return dataclasses.replace(
+        decision,
+        choice=choices[found.variant],
+        heroes=tuple(choices.get(h.variant, h) for h in decision.heroes),
+        reason=_prediction(found, guesses),
+    )
+
+
+def _prediction(found: Guess, guesses: Mapping[str, Guess]) -> str:
+    """The prediction of what was chosen, and of what it was compared with."""
+    peers = [g for g in guesses.values() if g.variant in PEERS and g != found]
+    ours = [g for g in guesses.values() if g.variant not in PEERS and g != found]
+    low, high = map(times.number, found.interval_us)
+    text = [f"model: {times.microseconds(found.us)} ({low} to {high})"]
+    for other in sorted(peers or ours, key=lambda g: g.log_us):
+        name = "XLA" if other.variant == "xla" else other.variant
+        text.append(f"{name} {times.microseconds(other.us)}")
+    return ", ".join(text)
+
+
+def unmodelled(diagnosis: Diagnosis) -> Decision:
+    """A decision without a model.
 
     The default is the first candidate, in catalogue order, that is expected to beat XLA
     on this problem; XLA if no candidate is. Where such a one was rejected for its bits
