@@ -7,11 +7,13 @@ gives the tuner an ``OpBench`` of it. How prepared choices are timed is in
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -231,8 +233,34 @@ def random_normal(shapes: list[tuple[tuple[int, ...], str]], seed: int) -> Any:
     return [_normal(rng, shape, jnp.dtype(dtype)) for shape, dtype in shapes]
 
 
+@contextlib.contextmanager
+def reusing_numbers() -> Iterator[None]:
+    """Inside, large random arrays repeat the same numbers, which are drawn only once.
+
+    For times, which need many arrays of many shapes: drawing an array compiles a
+    program for its shape.
+    """
+    token = _reuses.set(True)
+    try:
+        yield
+    finally:
+        _reuses.reset(token)
+
+
+_reuses = contextvars.ContextVar("reuses", default=False)
+
+
+@functools.cache
+def _numbers(dtype: Any) -> np.ndarray:
+    """Random numbers, a few less than a power of two, so that rows differ."""
+    rng = np.random.default_rng(0)
+    return rng.standard_normal(_MOST_FROM_NUMPY - 5, np.float32).astype(dtype)
+
+
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """NumPy draws few numbers before JAX has compiled; a device draws many itself."""
+    if _reuses.get():
+        return device_put(np.resize(_numbers(dtype), shape))
     if math.prod(shape) <= _MOST_FROM_NUMPY:
         drawn = np.asarray(rng.standard_normal(shape, np.float32))
         return device_put(drawn.astype(dtype))
@@ -372,5 +400,6 @@ __all__ = [
     "forced",
     "operand_roundoff",
     "random_normal",
+    "reusing_numbers",
     "unit_roundoff",
 ]
