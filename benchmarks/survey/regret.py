@@ -90,10 +90,8 @@ def _today(case: Case, best: float) -> float | None:
 
 def margin_of(outcomes: Sequence[Outcome]) -> float:
     """The least margin at which the decisions keep within the bars."""
-    for margin in sorted({0.0, *(max(o.z, 0.0) for o in outcomes)}):
-        if _is_within(outcomes, margin):
-            return float(f"{math.nextafter(margin, math.inf):.4g}")
-    return math.inf
+    places = {0.0, *(math.ceil(max(o.z, 0.0) * 1e4) / 1e4 for o in outcomes)}
+    return next((m for m in sorted(places) if _is_within(outcomes, m)), math.inf)
 
 
 def _is_within(outcomes: Sequence[Outcome], margin: float) -> bool:

@@ -30,7 +30,10 @@ def main() -> int:
     args = parser.parse_args()
     if args.isa:  # before JAX is loaded
         os.environ["TRACEA_CPU_ISA"] = args.isa
-        flags = os.environ.get("XLA_FLAGS", ""), f"--xla_cpu_max_isa={XLA_ISAS[args.isa]}"
+        flags = (
+            os.environ.get("XLA_FLAGS", ""),
+            f"--xla_cpu_max_isa={XLA_ISAS[args.isa]}",
+        )
         os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
     from tracea_jax.options import local_device
     from tracea_jax.survey.run import OPS, Part, survey

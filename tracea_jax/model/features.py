@@ -269,7 +269,8 @@ def _attention(problem: AttentionProblem, device: Device) -> Numbers:
 def _seen_part(problem: AttentionProblem) -> float:
     """The part of all scores that positions leave, of causal masks and windows."""
     p = problem
-    left, right = p.window or (p.kv_len, p.kv_len)
+    everything = p.q_len + p.kv_len
+    left, right = p.window or (everything, everything)
     right = min(right, 0) if p.is_causal else right
     queries = np.arange(p.q_len) + (p.kv_len - p.q_len if p.aligned_at_end else 0)
     first = np.clip(queries - left, 0, p.kv_len)
