@@ -117,8 +117,10 @@ def test_a_margin_is_the_least_that_keeps_the_bars(survey):
 def test_uncertainty_is_that_of_errors_with_both_parts(survey):
     random = np.random.default_rng(0)
     spread = random.exponential(0.1, 4000)
-    errors = random.normal(size=4000) * np.hypot(0.05, 3.0 * spread)
-    noise, gain = survey("fit").uncertainty(errors, spread)
+    measured = random.uniform(0.0, 0.1, 4000)
+    sigma = np.sqrt(0.05**2 + (3.0 * spread) ** 2 + measured**2)
+    errors = random.normal(size=4000) * sigma
+    noise, gain = survey("fit").uncertainty(errors, spread, measured)
     assert noise == pytest.approx(0.05, rel=0.15) and gain == pytest.approx(3, rel=0.1)
 
 

@@ -60,6 +60,10 @@ class Settings:
     folds: int = 8
 
 
+# Features, target, error, case and place; see ``Samples``.
+Row = tuple[dict[str, Any], float, float, int, int]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Samples:
     """Measured times of one group, a peer's or ours, as numbers.
@@ -68,19 +72,21 @@ class Samples:
       names: of the features.
       values: (rows, features), NaN where a row lacks one.
       target: logarithm of the time over the baseline.
+      error: standard error of each target.
       case, place: of each row its case, and its place in ``Case.measured``.
     """
 
     names: tuple[str, ...]
     values: np.ndarray
     target: np.ndarray
+    error: np.ndarray
     case: np.ndarray
     place: np.ndarray
 
 
 def samples_of(cases: Sequence[Case], overhead_us: float) -> dict[str, Samples]:
     """The samples of each group that has any."""
-    rows: dict[str, list[tuple[dict[str, Any], float, int, int]]] = {}
+    rows: dict[str, list[Row]] = {}
     for number, case in enumerate(cases):
         shared = features.of_problem(case.problem, case.device)
         baseline = baseline_us(case.problem, case.device, overhead_us)
@@ -89,7 +95,7 @@ def samples_of(cases: Sequence[Case], overhead_us: float) -> dict[str, Samples]:
             name = measured.choice.variant
             group = name if name in PEERS else OURS
             target = float(np.log(measured.time_us / baseline))
-            row = ({**shared, **numbers}, target, number, place)
+            row = ({**shared, **numbers}, target, measured.error, number, place)
             rows.setdefault(group, []).append(row)
     return {group: _samples(own) for group, own in sorted(rows.items())}
 
@@ -117,7 +123,7 @@ def _numbers(case: Case) -> Iterable[tuple[int, dict[str, Any]]]:
         yield place, {n: float(np.ravel(v)[0]) for n, v in own.items()}
 
 
-def _samples(rows: Sequence[tuple[dict[str, Any], float, int, int]]) -> Samples:
+def _samples(rows: Sequence[Row]) -> Samples:
     every = sorted({name for numbers, *_ in rows for name in numbers})
     values = np.array([[r[0].get(name, np.nan) for name in every] for r in rows])
     differs = [len(np.unique(column)) > 1 for column in values.T]
@@ -126,8 +132,9 @@ def _samples(rows: Sequence[tuple[dict[str, Any], float, int, int]]) -> Samples:
         names=tuple(names),
         values=values[:, differs],
         target=np.array([r[1] for r in rows]),
-        case=np.array([r[2] for r in rows]),
-        place=np.array([r[3] for r in rows]),
+        error=np.array([r[2] for r in rows]),
+        case=np.array([r[3] for r in rows]),
+        place=np.array([r[4] for r in rows]),
     )
 
 
@@ -171,6 +178,7 @@ class Group:
         """The ensemble that these rows teach."""
         steps, target = self.steps[rows], self.samples.target[rows]
         families = np.unique(self.family[rows])
+        weight = weights(self.samples.error[rows])
         models: list[Any] = []
         for member in range(settings.members):
             random = np.random.default_rng(member)
@@ -184,7 +192,7 @@ class Group:
                     l2_regularization=settings.penalty,
                     early_stopping=False,
                     random_state=member,
-                ).fit(steps, target, sample_weight=drawn[self.family[rows]])
+                ).fit(steps, target, sample_weight=weight * drawn[self.family[rows]])
             )
         return trees.ensemble(
             [_trees_of(model) for model in models],
@@ -225,12 +233,25 @@ def held_out(group: Group, settings: Settings) -> np.ndarray:
     return found
 
 
-def uncertainty(errors: np.ndarray, spread: np.ndarray) -> tuple[float, float]:
-    """Noise and gain under which errors of held-out problems were likeliest."""
+def weights(error: np.ndarray) -> np.ndarray:
+    """Less for what was measured with a larger error than most."""
+    return 1 / (1 + (error / max(float(np.median(error)), 1e-9)) ** 2)
+
+
+def uncertainty(
+    errors: np.ndarray, spread: np.ndarray, measured: np.ndarray
+) -> tuple[float, float]:
+    """Noise and gain under which errors of held-out problems were likeliest.
+
+    Args:
+      errors: of predictions.
+      spread: of the members.
+      measured: standard errors of the times, which are no errors of predictions.
+    """
 
     def unlikelihood(logs: np.ndarray) -> float:
         noise, gain = np.exp(logs)
-        variance = noise**2 + (gain * spread) ** 2
+        variance = noise**2 + (gain * spread) ** 2 + measured**2
         return float(np.mean(np.log(variance) + errors**2 / variance))
 
     start = np.log([errors.std() + 1e-3, 1.0])
@@ -251,7 +272,7 @@ def fit_op(
     for name, samples in samples_of(cases, overhead_us).items():
         group = Group.of(samples, family, settings)
         mean, spread = held_out(group, settings)
-        noise, gain = uncertainty(samples.target - mean, spread)
+        noise, gain = uncertainty(samples.target - mean, spread, samples.error)
         everything = np.arange(len(samples.target))
         ensemble = group.fitted(everything, settings)
         regressors[name] = Regressor(trees=ensemble, noise=noise, gain=gain)

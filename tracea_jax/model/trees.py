@@ -8,8 +8,10 @@ Leaf values are integers in units of a scale, so that sums do not depend on thei
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,22 +64,22 @@ class Ensemble:
           count: number of rows.
         """
         members, trees, _ = self.leaves.shape
-        common = np.full(members * trees, _ALL)
-        alive: np.ndarray | None = None
-        for number, group in self._comparisons.items():
-            value = features.get(self.names[number], np.nan)
-            steps = self.steps(number, np.atleast_1d(np.asarray(value, np.float64)))
-            distinct, row = np.unique(steps, return_inverse=True)
-            left = group.left_over(distinct)
-            if len(distinct) == 1:
-                common[group.trees] &= left[0]
-                continue
-            masks = np.full((len(distinct), members * trees), _ALL)
-            masks[:, group.trees] = left
-            each = masks[row.reshape(-1)]
-            alive = each if alive is None else np.bitwise_and(alive, each, out=alive)
-        rows = common[None] if alive is None else alive & common
-        reached = _FIRST_BIT[rows & (~rows + np.uint16(1))]
+        # What all rows share; comparisons of columns all hold here.
+        shared = np.zeros(_UNUSED + 1, np.int64)
+        columns: dict[int, np.ndarray] = {}
+        for number, name in enumerate(self.names):
+            value = features.get(name, np.nan)
+            if np.ndim(value) == 0:
+                shared[number] = bisect.bisect_left(self._edges[number], _key(value))
+            else:
+                columns[number] = np.asarray(value, np.float64)
+        fails = shared[self.feature] > self.step
+        left = np.where(fails, self._kept, _ALL)
+        alive = np.bitwise_and.reduce(left, axis=2).reshape(1, -1)
+        for number, values in columns.items():
+            if (comparisons := self._comparisons(number)) is not None:
+                alive = alive & comparisons.left_over(self.steps(number, values))
+        reached = _FIRST_BIT[alive & (~alive + np.uint16(1))]
         values = self.leaves.reshape(members * trees, MOST_LEAVES)
         found = values[np.arange(members * trees), reached]
         sums = found.reshape(-1, members, trees).sum(axis=2, dtype=np.int64)
@@ -86,31 +88,40 @@ class Ensemble:
 
     def steps(self, number: int, values: np.ndarray) -> np.ndarray:
         """The steps of values of the feature of this number."""
-        end = int(self._ends[number])
-        edges = self.edges[end - int(self.counts[number]) : end]
-        return np.searchsorted(edges, values, side="left")
+        return np.searchsorted(np.array(self._edges[number]), values, side="left")
 
     @functools.cached_property
-    def _ends(self) -> np.ndarray:
-        return np.cumsum(self.counts, dtype=np.int64)
+    def _edges(self) -> list[list[float]]:
+        """The edges of each feature."""
+        ends = np.cumsum(self.counts, dtype=np.int64)[:-1]
+        return [own.tolist() for own in np.split(self.edges, ends)]
 
     @functools.cached_property
-    def _comparisons(self) -> dict[int, _Comparisons]:
-        """The comparisons of each feature, by its number."""
-        feature = self.feature.reshape(-1)
-        used = np.flatnonzero(feature != _UNUSED)
-        used = used[np.argsort(feature[used], kind="stable")]
-        numbers, starts = np.unique(feature[used], return_index=True)
-        groups = np.split(used, starts[1:])
-        flat = (self.step, self.first, self.last)
-        step, first, last = (a.reshape(-1) for a in flat)
-        places = self.feature.shape[2]
-        return {
-            int(number): _Comparisons.of(
-                own // places, step[own], _range_mask(first[own], last[own])
+    def _kept(self) -> np.ndarray:
+        """(m, t, 15) leaves that are left over where a comparison fails, as bits."""
+        one = np.int64(1)
+        left = (one << (self.last + one)) - (one << self.first.astype(np.int64))
+        return ~left.astype(np.uint16)
+
+    @functools.cached_property
+    def _grouped(self) -> dict[int, _Comparisons | None]:
+        return {}
+
+    def _comparisons(self, number: int) -> _Comparisons | None:
+        """The comparisons of one feature; None if there are none."""
+        if number not in self._grouped:
+            places = np.flatnonzero(self.feature.reshape(-1) == number)
+            self._grouped[number] = (
+                None
+                if not len(places)
+                else _Comparisons.of(
+                    places // self.feature.shape[2],
+                    self.step.reshape(-1)[places],
+                    self._kept.reshape(-1)[places],
+                    self.leaves.shape[0] * self.leaves.shape[1],
+                )
             )
-            for number, own in zip(numbers.tolist(), groups, strict=True)
-        }
+        return self._grouped[number]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,31 +133,34 @@ class _Comparisons:
       kept: the leaves that are left over where it fails, as bits.
       trees: that have any.
       starts: the first comparison of each of these trees.
+      count: number of all trees.
     """
 
     step: np.ndarray
     kept: np.ndarray
     trees: np.ndarray
     starts: np.ndarray
+    count: int
 
     @classmethod
-    def of(cls, tree: np.ndarray, step: np.ndarray, left: np.ndarray) -> _Comparisons:
+    def of(
+        cls, tree: np.ndarray, step: np.ndarray, kept: np.ndarray, count: int
+    ) -> _Comparisons:
         trees, starts = np.unique(tree, return_index=True)
-        return cls(step=step, kept=~left, trees=trees, starts=starts)
+        return cls(step=step, kept=kept, trees=trees, starts=starts, count=count)
 
     def left_over(self, steps: np.ndarray) -> np.ndarray:
-        """(steps, trees) leaves that the comparisons leave over for each step."""
-        fails = steps[:, None] > self.step
-        kept = np.where(fails, self.kept, _ALL)
-        return np.bitwise_and.reduceat(kept, self.starts, axis=1)
+        """(rows, trees) leaves that the comparisons leave over for the row's step."""
+        distinct, row = np.unique(steps, return_inverse=True)
+        kept = np.where(distinct[:, None] > self.step, self.kept, _ALL)
+        masks = np.full((len(distinct), self.count), _ALL)
+        masks[:, self.trees] = np.bitwise_and.reduceat(kept, self.starts, axis=1)
+        return masks[row]
 
 
-def _range_mask(first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """Bits from ``first`` to ``last``, both included."""
-    ones = np.int64(1)
-    return ((ones << (last + ones)) - (ones << first.astype(np.int64))).astype(
-        np.uint16
-    )
+def _key(value: Any) -> float:
+    """A number that bisection takes: NaN is above all edges."""
+    return math.inf if math.isnan(value) else float(value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
