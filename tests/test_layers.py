@@ -56,6 +56,7 @@ ORDER = (
     "graph_adds",
     "graph",
     "campaign",
+    "survey",
     "doctor",
     "bench",
     "bundle",
@@ -84,6 +85,7 @@ KNOWS_JAX = (
     "graph_adds",
     "bundle",
     "campaign.executions",
+    "survey.programs",
     "doctor",
     "demo",
 )

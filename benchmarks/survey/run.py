@@ -47,7 +47,9 @@ def main() -> int:
         seed=args.seed,
         part=Part(index=int(index), of=int(of or 1)),
         most=args.most,
-        tell=lambda p: print(f"{p.done:5d} {p.left_s:5.0f} s left  {p.problem}"),
+        tell=lambda p: print(
+            f"{p.done:5d} {p.left_s:5.0f} s left  {p.problem}", flush=True
+        ),
     )
     print(found)
     return 130 if found.interrupted else 0

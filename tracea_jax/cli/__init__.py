@@ -12,7 +12,7 @@ from typing import Any
 
 import tracea_jax as tracea
 from tracea_jax import schema
-from tracea_jax.cli import bench, bundle, cache, emit, tuning
+from tracea_jax.cli import bench, bundle, cache, emit, survey, tuning
 from tracea_jax.cli.parser import INTERRUPTED, Parser
 
 _DESCRIPTION = "Faster matmul, convolution and attention for JAX, with reasons."
@@ -109,6 +109,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print JSON")
 
     bench.add(commands)
+    survey.add(commands)
     cache.add(commands)
     emit.add(commands, argv)
     bundle.add(commands)

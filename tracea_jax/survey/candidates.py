@@ -20,6 +20,7 @@ from tracea_jax.diagnosis import Diagnosis, diagnose
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.variants import Space
+from tracea_jax.variants.kernel_variant import KernelVariant
 
 PEERS = ("xla", "cudnn")  # variants that run no kernel of ours
 COUNT = 12  # choices of a problem, the peers included
@@ -79,7 +80,7 @@ def _likely(
         return
     for name in diagnosis.candidates:
         variant: Any = variants.get(problem.op, name)
-        if hasattr(variant, "likely"):
+        if isinstance(variant, KernelVariant):
             configs = variant.likely(problem, device, 1 + _LIKELY)
         elif (us := decision.spaces[name].modelled_us) is not None:
             best = np.argsort(us, kind="stable")[: 1 + _LIKELY]
@@ -111,9 +112,7 @@ def _random(
             yield choices[best]
 
 
-def _preferred(
-    problem: Problem, choices: Sequence[Choice], wishes: Preferences
-) -> int:
+def _preferred(problem: Problem, choices: Sequence[Choice], wishes: Preferences) -> int:
     """The number of a choice that is compiled already; the last one's, if none is."""
     if wishes.is_compiled is not None:
         for i, choice in enumerate(choices):

@@ -11,9 +11,9 @@ from typing import Any
 
 from tracea_jax.device import CudaDevice, Device, cuda_driver_version, to_json
 from tracea_jax.policy import Choice
-from tracea_jax.problem import Problem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.survey import programs
+from tracea_jax.survey.problems import Numbered
 from tracea_jax.survey.rows import Candidate, Row, Time, slim
 from tracea_jax.tuning.measure import CandidateError, Race, Run, Timing, race
 from tracea_jax.tuning.store.code import code_of
@@ -23,15 +23,6 @@ TIMING = Timing(
     slice_s=0.004, rounds=7, max_rounds=7, race_limit_s=0.6, min_rounds=4, race_s=0.0
 )
 Exclusive = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Numbered:
-    """Problem number ``index`` of a seed."""
-
-    index: int
-    seed: int
-    problem: Problem
 
 
 def measured(

@@ -4,8 +4,8 @@ Each problem is a pure function of its number, so that a survey can be split and
 by number. The distribution, with the shares in parentheses:
 
 sizes       log-uniform between two bounds, then rounded to a multiple of 64 (0.4), of 8
-            (0.3) or left as they are (0.3), where they are at least that large; channels
-            of images are multiples of 8 more often (0.9)
+            (0.3) or left as they are (0.3), where they are at least that large; of
+            channels of images more (0.9) are multiples of 8
 matmul      m, n and k from 1 (few rows: 0.25) to 4096 on CPUs and 16384 on GPUs; all
             layouts; batches (0.25), half of those with one shared right operand; the
             epilogues of inference and of training (0.55)
@@ -18,6 +18,7 @@ attention   forward (0.55), a quarter of those with the log-sum-exp, and backwar
             attention (0.6), other numbers of keys, few queries (0.2); grouped heads
             (0.45); heads of 16 to 256 columns; causal, windows, lengths, segments,
             boolean masks, biases and what else changes scores, some of them together
+models      layers of well-known models (``zoo``), in all ops (0.15)
 dtypes      float32 and bfloat16 on CPUs; bfloat16 (0.45), float16, float32 and
             8-bit floats on GPUs; some results are wider than the operands
 
@@ -41,6 +42,9 @@ from tracea_jax.problem import (
     GemmProblem,
     Problem,
 )
+from tracea_jax.problem.conv2d import Direction, ImageLayout
+from tracea_jax.problem.gemm import Layout
+from tracea_jax.survey import zoo
 
 T = TypeVar("T")
 Weighted = Sequence[tuple[float, T]]
@@ -69,13 +73,13 @@ class Reach:
     tokens: int
     sequences: int
     dtypes: Weighted[str]
-    layouts: Weighted[str]
+    layouts: Weighted[ImageLayout]
 
 
 REACHES = {
     "cpu": Reach(
         flops=(1 << 9, 1 << 29),
-        bytes=1 << 25,
+        bytes=1 << 26,
         extent=4096,
         side=128,
         images=16,
@@ -96,6 +100,25 @@ REACHES = {
         layouts=((0.7, "nhwc"), (0.3, "nchw")),
     ),
 }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Numbered:
+    """Problem number ``index`` of a seed."""
+
+    index: int
+    seed: int
+    problem: Problem
+
+    @classmethod
+    def of(cls, op: str, seed: int, platform: str, index: int) -> Numbered:
+        found = problem(op, seed, platform, index)
+        return cls(index=index, seed=seed, problem=found)
+
+    @property
+    def name(self) -> str:
+        """What its random candidates follow from."""
+        return f"{self.seed} {self.index}"
 
 
 def draw(op: str, seed: int, platform: str, first: int = 0) -> Iterator[Problem]:
@@ -153,6 +176,10 @@ def channels(rng: random.Random, low: int, high: int) -> int:
     return found if found < unit else round(found / unit) * unit
 
 
+def one(rng: random.Random, choices: Sequence[T]) -> T:
+    return choices[int(rng.random() * len(choices))]
+
+
 def is_drawn(rng: random.Random, share: float) -> bool:
     return rng.random() < share
 
@@ -185,7 +212,8 @@ EPILOGUES: Weighted[Epilogue] = (
         ),
     ),
 )
-LAYOUTS = ((0.4, "nn"), (0.25, "nt"), (0.2, "tn"), (0.15, "tt"))
+LAYOUTS: Weighted[Layout] = ((0.4, "nn"), (0.25, "nt"), (0.2, "tn"), (0.15, "tt"))
+OF_MODELS = 0.15
 EIGHT_BITS = 0.08  # of the products on GPUs
 WIDER = 0.1  # of the narrow products have a float32 result
 
@@ -198,11 +226,16 @@ def _factors(rng: random.Random, reach: Reach) -> dict[str, Any]:
         dtype = "float8_e4m3fn"
     elif dtype != "float32" and is_drawn(rng, WIDER):
         out = "float32"
-    rows = (1, 16) if is_drawn(rng, 0.25) else (8, reach.extent)
+    if is_drawn(rng, OF_MODELS):
+        n, k = one(rng, zoo.PRODUCTS)
+    else:
+        n = size(rng, 1 if is_drawn(rng, 0.1) else 8, reach.extent)
+        k = size(rng, 8, reach.extent)
+    few = is_drawn(rng, 0.25)
     return {
-        "m": between(rng, *rows) if rows[1] == 16 else size(rng, *rows),
-        "n": size(rng, 1 if is_drawn(rng, 0.1) else 8, reach.extent),
-        "k": size(rng, 8, reach.extent),
+        "m": between(rng, 1, 16) if few else size(rng, 8, reach.extent),
+        "n": n,
+        "k": k,
         "lhs": dtype,
         "rhs": dtype,
         "out": out,
@@ -239,7 +272,11 @@ _AFTER_CONVOLUTION: Weighted[Epilogue] = (
     (0.1, Epilogue(bias="row", activation="relu", residual=True)),
     (0.05, Epilogue(bias="row", residual=True)),
 )
-_DIRECTIONS = ((0.5, "forward"), (0.25, "input_grad"), (0.25, "weight_grad"))
+_DIRECTIONS: Weighted[Direction] = (
+    (0.5, "forward"),
+    (0.25, "input_grad"),
+    (0.25, "weight_grad"),
+)
 _WINDOWS = (
     *((0.3, (1, 1)), (0.38, (3, 3)), (0.08, (5, 5)), (0.1, (7, 7)), (0.03, (2, 2))),
     *((0.03, (4, 4)), (0.02, (1, 7)), (0.02, (7, 1)), (0.02, (1, 3)), (0.02, (3, 1))),
@@ -249,16 +286,22 @@ _WINDOWS = (
 def convolution(rng: random.Random, reach: Reach) -> Conv2dProblem:
     direction = pick(rng, _DIRECTIONS)
     dtype = pick(rng, reach.dtypes)
-    window = pick(rng, _WINDOWS)
-    stride = pick(rng, ((0.7, 1), (0.26, 2), (0.04, max(window))))
-    dilation = pick(rng, ((0.9, 1), (0.07, 2), (0.03, 3))) if max(window) > 1 else 1
-    groups, inputs, outputs = _channels(rng)
-    height = size(rng, 4, reach.side)
+    if is_drawn(rng, OF_MODELS):
+        height, inputs, outputs, taps, stride, groups = one(rng, zoo.CONVOLUTIONS)
+        width, window, dilation = height, (taps, taps), 1
+    else:
+        window = pick(rng, _WINDOWS)
+        stride = pick(rng, ((0.7, 1), (0.26, 2), (0.04, max(window))))
+        dilated = ((0.9, 1), (0.07, 2), (0.03, 3))
+        dilation = pick(rng, dilated) if max(window) > 1 else 1
+        groups, inputs, outputs = _channels(rng)
+        height = size(rng, 4, reach.side)
+        width = height if is_drawn(rng, 0.8) else size(rng, 4, reach.side)
     return Conv2dProblem(
         direction=direction,
         batch=between(rng, 1, reach.images),
         height=height,
-        width=height if is_drawn(rng, 0.8) else size(rng, 4, reach.side),
+        width=width,
         in_channels=inputs,
         out_channels=outputs,
         kernel_height=window[0],
@@ -295,18 +338,18 @@ def _channels(rng: random.Random) -> tuple[int, int, int]:
 
 def _padding(
     rng: random.Random, window: tuple[int, int], dilation: int, stride: int
-) -> tuple[tuple[int, int], ...]:
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """As much as keeps or divides the size, none, or the same on both sides."""
     kind = pick(rng, ((0.7, "same"), (0.2, "none"), (0.1, "both")))
-    sides = []
-    for taps in window:
+
+    def side(taps: int) -> tuple[int, int]:
         around = dilation * (taps - 1)
         if kind == "same":
             around = max(around + 1 - stride, 0)
-            sides.append((around // 2, around - around // 2))
-        else:
-            sides.append((around // 2,) * 2 if kind == "both" else (0, 0))
-    return tuple(sides)
+            return around // 2, around - around // 2
+        return (around // 2, around // 2) if kind == "both" else (0, 0)
+
+    return side(window[0]), side(window[1])
 
 
 # --- attention ------------------------------------------------------------------------
@@ -317,11 +360,8 @@ _HEADS = (16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 128, 128, 128, 160, 192, 2
 
 def attention(rng: random.Random, reach: Reach) -> AttentionProblem:
     backward = is_drawn(rng, 0.45)
-    heads = between(rng, 1, 64)
-    if is_drawn(rng, 0.7):
-        heads = _COUNTS[int(rng.random() * len(_COUNTS))]
     q_len, kv_len = _lengths(rng, reach)
-    head_dim = _HEADS[int(rng.random() * len(_HEADS))]
+    heads, kv_heads, head_dim, value_dim = _heads(rng)
     fields: dict[str, Any] = {
         "direction": "backward" if backward else "forward",
         "saves_lse": not backward and is_drawn(rng, 0.25),
@@ -329,9 +369,9 @@ def attention(rng: random.Random, reach: Reach) -> AttentionProblem:
         "q_len": q_len,
         "kv_len": kv_len,
         "heads": heads,
-        "kv_heads": _kv_heads(rng, heads),
+        "kv_heads": kv_heads,
         "head_dim": head_dim,
-        "value_dim": 128 if head_dim == 192 and is_drawn(rng, 0.5) else None,
+        "value_dim": value_dim,
         "dtype": pick(rng, reach.dtypes),
         "scale": head_dim**-0.5,
     }
@@ -348,11 +388,16 @@ def _lengths(rng: random.Random, reach: Reach) -> tuple[int, int]:
     return (kv_len if kind == "self" else size(rng, 8, reach.tokens)), kv_len
 
 
-def _kv_heads(rng: random.Random, heads: int) -> int:
-    if is_drawn(rng, 0.55):
-        return heads
-    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-    return divisors[int(rng.random() * len(divisors))]
+def _heads(rng: random.Random) -> tuple[int, int, int, int]:
+    """Heads of queries and of keys, columns of a head and of its values."""
+    if is_drawn(rng, OF_MODELS):
+        return one(rng, zoo.HEADS)
+    heads = one(rng, _COUNTS) if is_drawn(rng, 0.7) else between(rng, 1, 64)
+    shared = [n for n in range(1, heads + 1) if heads % n == 0]
+    kv_heads = heads if is_drawn(rng, 0.55) else one(rng, shared)
+    head_dim = one(rng, _HEADS)
+    is_wider = head_dim == 192 and is_drawn(rng, 0.5)
+    return heads, kv_heads, head_dim, 128 if is_wider else head_dim
 
 
 def _see_less(rng: random.Random, fields: dict[str, Any]) -> None:

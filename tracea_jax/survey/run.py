@@ -14,9 +14,10 @@ from typing import Any
 from tracea_jax import knowledge
 from tracea_jax.device import Device
 from tracea_jax.options import current
-from tracea_jax.survey import problems, rows
+from tracea_jax.survey import rows
 from tracea_jax.survey.candidates import Preferences, candidates
-from tracea_jax.survey.measure import Numbered, measured
+from tracea_jax.survey.measure import measured
+from tracea_jax.survey.problems import Numbered
 from tracea_jax.tuning import measure
 
 # Of four problems, one is of each op; gated products are like plain ones.
@@ -156,19 +157,16 @@ def wanted(
     writers: dict[str, rows.Writer], seed: int, platform: str, part: Part
 ) -> Iterator[Numbered]:
     """The problems without a row, of all ops by their shares, without an end."""
-    done = {op: {row.key for row in writer.rows} for op, writer in writers.items()}
-    left = {
-        op: (
-            Numbered(
-                index=i, seed=seed, problem=problems.problem(op, seed, platform, i)
-            )
-            for i in itertools.count(part.index, part.of)
-            if (seed, i) not in done[op]
-        )
-        for op in writers
-    }
+
+    def left(op: str) -> Iterator[Numbered]:
+        done = {row.key for row in writers[op].rows}
+        for i in itertools.count(part.index, part.of):
+            if (seed, i) not in done:
+                yield Numbered.of(op, seed, platform, i)
+
+    drawn = {op: left(op) for op in writers}
     for op in itertools.cycle(_in_turns(tuple(writers))):
-        yield next(left[op])
+        yield next(drawn[op])
 
 
 def _in_turns(ops: Sequence[str]) -> list[str]:
@@ -184,9 +182,8 @@ def measurer(device: Device, wishes: Preferences | None = None) -> Measure:
     chosen = wishes or Preferences()
 
     def measure_one(numbered: Numbered) -> rows.Row:
-        problem, number = numbered.problem, f"{numbered.seed} {numbered.index}"
         with knowledge.undisturbed():
-            choices = candidates(problem, device, number, chosen)
+            choices = candidates(numbered.problem, device, numbered.name, chosen)
             return measured(numbered, choices, device, exclusive=exclusive)
 
     return measure_one

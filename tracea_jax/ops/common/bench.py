@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import jax
@@ -234,7 +234,7 @@ def random_normal(shapes: list[tuple[tuple[int, ...], str]], seed: int) -> Any:
 
 
 @contextlib.contextmanager
-def reusing_numbers() -> Iterator[None]:
+def reusing_numbers() -> Generator[None, None, None]:
     """Inside, large random arrays repeat the same numbers, which are drawn only once.
 
     For times, which need many arrays of many shapes: drawing an array compiles a
