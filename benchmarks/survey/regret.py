@@ -16,11 +16,13 @@ from cases import Case
 
 from tracea_jax import policy
 from tracea_jax.diagnosis import compiled_elsewhere, diagnose
+from tracea_jax.model import features
 from tracea_jax.model.decision import beats
 from tracea_jax.model.model import PEERS
 
 SHARE = 0.01  # of decisions that may be under the first bar
 BARS = (0.97, 0.90)
+_NAMES = 44  # columns
 _CONFIDENCE = 1.96  # standard errors to either side
 
 
@@ -111,7 +113,15 @@ def lines(outcomes: Sequence[Outcome], margin: float) -> list[str]:
         ("today", judged, lambda o: o.today or 0.0),
         ("oracle", outcomes, lambda o: o.oracle),
     ]
-    head = f"{'':28} cases  ours  geomean  <0.97  <0.90  worst  (0.97, 0.90 as measured)"
+    head = f"{'':{_NAMES}} cases  ours  geomean  <0.97  <0.90  worst  (as measured)"
+    kinds = sorted({features.kind(o.case.problem) for o in judged})
+    for kind in kinds if len(kinds) > 1 else ():
+        own = [o for o in judged if features.kind(o.case.problem) == kind]
+        rules += [
+            (f"  {kind}", own, lambda o: o.ratio(margin)),
+            ("    today", own, lambda o: o.today or 0.0),
+            ("    oracle", own, lambda o: o.oracle),
+        ]
     return [head, *(_line(name, own, rule) for name, own, rule in rules)]
 
 
@@ -119,14 +129,14 @@ def _line(
     name: str, outcomes: Sequence[Outcome], rule: Callable[[Outcome], float]
 ) -> str:
     if not outcomes:
-        return f"{name:28} {0:5d}"
+        return f"{name:{_NAMES}} {0:5d}"
     ratios = np.array([rule(o) for o in outcomes])
     under = [
         np.mean([o.is_under(r, bar) for o, r in zip(outcomes, ratios, strict=True)])
         for bar in BARS
     ]
     return (
-        f"{name:28} {len(ratios):5d} {np.mean(ratios != 0):5.0%} "
+        f"{name:{_NAMES}} {len(ratios):5d} {np.mean(ratios != 0):5.0%} "
         f"{math.exp(ratios.mean()):8.3f} {under[0]:6.1%} {under[1]:6.1%} "
         f"{math.exp(ratios.min()):6.2f}  "
         + ", ".join(f"{np.mean(ratios < math.log(bar)):.1%}" for bar in BARS)

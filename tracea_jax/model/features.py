@@ -289,13 +289,18 @@ _FAMILIES: Mapping[str, Callable[[Any, Device], Numbers]] = {
 def _kind(problem: Any) -> tuple[Any, ...]:
     p = problem
     if isinstance(p, GemmProblem | GatedMatmulProblem):
-        return (p.op, p.lhs, p.rhs, p.out, p.precision != "default")
+        return (p.op, p.lhs, p.rhs, p.out, *_exact(p))
     if isinstance(p, Conv2dProblem):
         dtypes = (p.lhs, p.rhs, p.out)
-        return (p.op, p.direction, p.layout, *dtypes, p.precision != "default")
+        return (p.op, p.direction, p.layout, *dtypes, *_exact(p))
     if isinstance(p, AttentionProblem):
         return (p.op, p.direction, p.dtype)
     return (p.op,)
+
+
+def _exact(problem: GemmProblem | GatedMatmulProblem | Conv2dProblem) -> list[str]:
+    """The precision, if it is not the default one."""
+    return [] if problem.precision == "default" else [problem.precision]
 
 
 # ---- configs -------------------------------------------------------------------------
