@@ -22,6 +22,7 @@ from tracea_jax.problem import (
     GemmProblem,
     Problem,
 )
+from tracea_jax.variants import XLA
 
 pytestmark = pytest.mark.once
 
@@ -263,7 +264,7 @@ def test_the_fastest_prediction_runs_and_says_so(monkeypatch):
     assert policy.decide(diagnose(small, AMX)).choice.variant == "xla"
     decided = policy.decide(diagnose(large, AMX))
     assert decided.choice.variant == "gemm_cpu"
-    ours = math.exp(0.05) * (model.baseline_us(large, AMX, 2.5))
+    ours = math.exp(0.05) * (model.baseline_us(large, AMX, 2.5, XLA.space(large, AMX)))
     low, high = (ours * math.exp(x * math.hypot(0.05, 2.0 * 0.05)) for x in (-1, 1))
     text = f"model: {ours:.2f} us ({low:.2f} to {high:.2f}), XLA {ours * math.e:.1f} us"
     assert decided.reason == text
@@ -285,3 +286,19 @@ def test_without_a_model_the_policy_decides_as_it_did():
     for problem in drawn(20, draws=(attentions,)):
         found = diagnose(problem, dataclasses.replace(AMX, isa="baseline"))
         assert policy.decide(found).choice == policy.unmodelled(found).choice
+
+
+def test_a_plan_asks_the_model_once(monkeypatch):
+    known = of_products()
+    monkeypatch.setattr(policy, "covering", lambda *asked: known)
+    asked = []
+    predict = Model.predict
+
+    def counted(self, problem, device, spaces):
+        asked.append(problem)
+        return predict(self, problem, device, spaces)
+
+    monkeypatch.setattr(Model, "predict", counted)
+    found = [diagnose(GemmProblem(m=31, n=37, k=41), AMX) for _ in range(2)]
+    assert policy.decide(found[0]) == policy.decide(found[1])
+    assert len(asked) == 1

@@ -103,34 +103,39 @@ def space_of(variant: Variant, problem: Problem, device: Device) -> Space:
 def decide(diagnosis: Diagnosis) -> Decision:
     """Turns a diagnosis into a default choice and a search space.
 
-    The model of the device decides where it covers the problem; see ``unmodelled`` for
-    what does elsewhere.
+    The model of the device decides where it covers the problem, but for what XLA on
+    GPUs fuses with its operands; elsewhere ``unmodelled`` does.
     """
     model = covering(diagnosis.problem, diagnosis.device)
-    return unmodelled(diagnosis) if model is None else _modelled(diagnosis, model)
+    fused = _fused(diagnosis.problem, diagnosis.device)
+    if model is None or fused:
+        return unmodelled(diagnosis)
+    return _modelled(diagnosis, model)
 
 
+@functools.lru_cache(maxsize=4096)
 def _modelled(diagnosis: Diagnosis, model: Model) -> Decision:
     """The choice that is predicted fastest, by a margin if it is not a peer's.
 
     The default of a variant is the config that is predicted fastest.
     """
-    decision = unmodelled(diagnosis)
     problem, device = diagnosis.problem, diagnosis.device
-    if isinstance(device, CudaDevice) and problem.fused_operands:
-        return decision
-    guesses = best(model.predict(problem, device, decision.spaces))
+    spaces = _spaces(diagnosis)
+    guesses = best(model.predict(problem, device, spaces))
     found = chosen(guesses, model.ops[problem.op].margin)
     if found is None:
-        return decision
+        return unmodelled(diagnosis)
     choices = {
-        name: Choice(variant=name, config=decision.spaces[name].config(guess.index))
+        name: Choice(variant=name, config=spaces[name].config(guess.index))
         for name, guess in guesses.items()
     }
-    return dataclasses.replace(
-        decision,
+    return Decision(
         choice=choices[found.variant],
-        heroes=tuple(choices.get(h.variant, h) for h in decision.heroes),
+        heroes=tuple(
+            choices.get(name) or _default(name, problem, device)
+            for name in diagnosis.candidates
+        ),
+        spaces=spaces,
         reason=_prediction(found, guesses),
     )
 
@@ -157,10 +162,8 @@ def unmodelled(diagnosis: Diagnosis) -> Decision:
     """
     problem, device = diagnosis.problem, diagnosis.device
     candidates = [variants.get(problem.op, name) for name in diagnosis.candidates]
-    heroes = tuple(
-        Choice(variant=v.name, config=v.heuristic(problem, device)) for v in candidates
-    )
-    fused = problem.fused_operands if isinstance(device, CudaDevice) else None
+    heroes = tuple(_default(v.name, problem, device) for v in candidates)
+    fused = _fused(problem, device)
     can_win = [] if fused else candidates
     winners = [v.name for v in can_win if v.expects_to_win(problem, device)]
     name = winners[0] if winners else "xla"
@@ -179,11 +182,29 @@ def unmodelled(diagnosis: Diagnosis) -> Decision:
     return Decision(
         choice=next(h for h in heroes if h.variant == name),
         heroes=heroes,
-        spaces=Spaces(
-            problem, device, diagnosis.candidates, diagnosis.deterministic is True
-        ),
+        spaces=_spaces(diagnosis),
         reason=reason,
     )
+
+
+def _default(name: str, problem: Problem, device: Device) -> Choice:
+    """A variant with its own default config."""
+    config = variants.get(problem.op, name).heuristic(problem, device)
+    return Choice(variant=name, config=config)
+
+
+def _spaces(diagnosis: Diagnosis) -> Spaces:
+    return Spaces(
+        diagnosis.problem,
+        diagnosis.device,
+        diagnosis.candidates,
+        diagnosis.deterministic is True,
+    )
+
+
+def _fused(problem: Problem, device: Device) -> str | None:
+    """What XLA fuses with operands, so that no measurement tells, as a phrase."""
+    return problem.fused_operands if isinstance(device, CudaDevice) else None
 
 
 def _missed_winner(diagnosis: Diagnosis) -> str | None:

@@ -14,11 +14,12 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.optimize
+import threadpoolctl
 from cases import Case, shipped, surveyed
 from regret import Outcome, lines, margin_of
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -36,6 +37,7 @@ from tracea_jax.model.model import (
     baseline_us,
     device_kind,
 )
+from tracea_jax.variants import Space
 
 TUNED = pathlib.Path(__file__).parents[2] / "tracea_jax/data/tuned"
 
@@ -88,26 +90,26 @@ def samples_of(cases: Sequence[Case], overhead_us: float) -> dict[str, Samples]:
     """The samples of each group that has any."""
     rows: dict[str, list[Row]] = {}
     for number, case in enumerate(cases):
-        shared = features.of_problem(case.problem, case.device)
-        baseline = baseline_us(case.problem, case.device, overhead_us)
-        for place, numbers in _numbers(case):
+        asked = (case.problem, case.device)
+        shared = features.of_problem(*asked)
+        for place, space in _spaces(case):
             measured = case.measured[place]
             name = measured.choice.variant
             group = name if name in PEERS else OURS
+            own = {} if name in PEERS else features.of_space(*asked, name, space)
+            numbers = {n: float(np.ravel(v)[0]) for n, v in {**shared, **own}.items()}
+            baseline = np.ravel(baseline_us(*asked, overhead_us, space))[0]
             target = float(np.log(measured.time_us / baseline))
-            row = ({**shared, **numbers}, target, measured.error, number, place)
+            row = (numbers, target, measured.error, number, place)
             rows.setdefault(group, []).append(row)
     return {group: _samples(own) for group, own in sorted(rows.items())}
 
 
-def _numbers(case: Case) -> Iterable[tuple[int, dict[str, Any]]]:
-    """(place, features) of each measured choice of a case that its spaces have."""
-    spaces: dict[str, Any] = {}
+def _spaces(case: Case) -> Iterator[tuple[int, Space]]:
+    """(place, space of this config alone) of each choice that its variant has."""
+    spaces: dict[str, Space | None] = {}
     for place, measured in enumerate(case.measured):
         name = measured.choice.variant
-        if name in PEERS:
-            yield place, {}
-            continue
         if name not in spaces:
             variant = variants.get(case.problem.op, name)
             refused = variant.why_not(case.problem, case.device)
@@ -116,11 +118,7 @@ def _numbers(case: Case) -> Iterable[tuple[int, dict[str, Any]]]:
             continue
         if (index := space.index(measured.choice.config)) is None:
             continue
-        kept = np.arange(len(space)) == index
-        own = features.of_space(
-            case.problem, case.device, name, space.only(kept, "other")
-        )
-        yield place, {n: float(np.ravel(v)[0]) for n, v in own.items()}
+        yield place, space.only(np.arange(len(space)) == index, "other")
 
 
 def _samples(rows: Sequence[Row]) -> Samples:
@@ -177,23 +175,25 @@ class Group:
     def fitted(self, rows: np.ndarray, settings: Settings) -> trees.Ensemble:
         """The ensemble that these rows teach."""
         steps, target = self.steps[rows], self.samples.target[rows]
-        families = np.unique(self.family[rows])
         weight = weights(self.samples.error[rows])
         models: list[Any] = []
         for member in range(settings.members):
             random = np.random.default_rng(member)
             drawn = random.exponential(size=self.family.max() + 1)
-            models.append(
-                HistGradientBoostingRegressor(
-                    max_iter=settings.trees,
-                    learning_rate=settings.rate,
-                    max_leaf_nodes=trees.MOST_LEAVES,
-                    min_samples_leaf=min(settings.least_rows, max(len(families), 1)),
-                    l2_regularization=settings.penalty,
-                    early_stopping=False,
-                    random_state=member,
-                ).fit(steps, target, sample_weight=weight * drawn[self.family[rows]])
+            model = HistGradientBoostingRegressor(
+                max_iter=settings.trees,
+                learning_rate=settings.rate,
+                max_leaf_nodes=trees.MOST_LEAVES,
+                min_samples_leaf=settings.least_rows,
+                l2_regularization=settings.penalty,
+                early_stopping=False,
+                random_state=member,
             )
+            with threadpoolctl.threadpool_limits(1):  # sums have one order
+                model.fit(
+                    steps, target, sample_weight=weight * drawn[self.family[rows]]
+                )
+            models.append(model)
         return trees.ensemble(
             [_trees_of(model) for model in models],
             [float(np.ravel(model._baseline_prediction)[0]) for model in models],

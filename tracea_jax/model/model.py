@@ -3,8 +3,9 @@
     features -> trees -> log2(time / baseline), with the spread of the trees
              -> microseconds, and a standard deviation that held-out problems had
 
-The baseline is the roofline and what the least problem took. There is one ensemble for
-all kernels of ours of an op, and one for each peer: XLA, and cuDNN where it can run.
+The baseline is what a variant's own model says, and without one the roofline and what
+the least problem took. There is one ensemble for all kernels of ours of an op, and one
+for each peer: XLA, and cuDNN where it can run.
 ``benchmarks/survey/fit.py`` makes the files in ``data/models`` from rows of a survey.
 ``policy`` asks.
 """
@@ -119,7 +120,6 @@ class Model:
         """
         op = self.ops[problem.op]
         shared = features.of_problem(problem, device)
-        baseline = np.log(baseline_us(problem, device, op.overhead_us))
         found: dict[str, Prediction] = {}
         for name, space in spaces.items():
             if name in PEERS and name in op.regressors:
@@ -129,6 +129,7 @@ class Model:
                 seen = op.regressors[OURS].predict({**shared, **own}, len(space))
             else:
                 continue
+            baseline = np.log(baseline_us(problem, device, op.overhead_us, space))
             found[name] = dataclasses.replace(seen, log_us=seen.log_us + baseline)
         return found
 
@@ -163,8 +164,12 @@ class Model:
         return cls(device=about["device"], ops=ops)
 
 
-def baseline_us(problem: Problem, device: Device, overhead_us: float) -> float:
-    """What predictions are relative to."""
+def baseline_us(
+    problem: Problem, device: Device, overhead_us: float, space: Space
+) -> float | np.ndarray:
+    """What predictions are relative to: a variant's own model, if it has one."""
+    if space.modelled_us is not None:
+        return space.modelled_us
     return (roofline.floor_us(problem, device) or 0.0) + overhead_us
 
 
