@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tracea_jax.problem import (
     GemmProblem,
     Problem,
 )
+from tracea_jax.tuning.search.candidates import Candidates
 from tracea_jax.variants import XLA
 
 pytestmark = pytest.mark.once
@@ -46,9 +48,10 @@ def products(rng: random.Random) -> GemmProblem | GatedMatmulProblem:
 def convolutions(rng: random.Random) -> Conv2dProblem:
     groups = rng.choice((1, 1, 3))
     names = ("batch", "height", "width", "kernel_height", "kernel_width")
+    sizes: dict[str, Any] = {name: rng.choice((1, 2, 7, 13)) for name in names}
     return Conv2dProblem(
         direction=rng.choice(("forward", "input_grad", "weight_grad")),
-        **{name: rng.choice((1, 2, 7, 13)) for name in names},
+        **sizes,
         in_channels=groups * rng.choice((1, 8, 61)),
         out_channels=groups * rng.choice((1, 8, 61)),
         groups=groups,
@@ -302,3 +305,28 @@ def test_a_plan_asks_the_model_once(monkeypatch):
     found = [diagnose(GemmProblem(m=31, n=37, k=41), AMX) for _ in range(2)]
     assert policy.decide(found[0]) == policy.decide(found[1])
     assert len(asked) == 1
+
+
+def test_a_search_begins_with_the_times_of_the_model(monkeypatch):
+    class Ranking(Guessing):
+        """Guesses less for each further config of a space."""
+
+        def predict(self, problem, device, spaces):
+            assert all(s.modelled_us is None for s in spaces.values())
+            return {
+                name: Prediction(log_us=-np.arange(len(s)) * 1.0, sigma=np.ones(len(s)))
+                for name, s in spaces.items()
+            }
+
+    problem = GemmProblem(m=301, n=307, k=311)
+    plain = policy.decide(diagnose(problem, AMX))
+    assert Candidates.of(plain).log_prior is None
+    ranking = Ranking(device="", ops={"matmul": of_products().ops["matmul"]})
+    monkeypatch.setattr(policy, "covering", lambda *asked: ranking)
+    policy.space_of.cache_clear()
+    found = Candidates.of(policy.decide(diagnose(problem, AMX)))
+    policy.space_of.cache_clear()
+    count = len(plain.spaces["gemm_cpu"])
+    assert found.choices == Candidates.of(plain).choices and count > 3
+    assert found.log_prior is not None
+    np.testing.assert_allclose(found.log_prior, -np.arange(count), atol=1e-12)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import numpy as np
 import pytest
-from sklearn.ensemble import HistGradientBoostingRegressor
 
 from tracea_jax.model import trees
 from tracea_jax.model.trees import Ensemble, Tree
 
 pytestmark = pytest.mark.once
 
+ensembles: Any = importlib.import_module("sklearn.ensemble")
 FEATURES, MEMBERS = 7, 3
 
 
-def fitted(
-    steps: np.ndarray, target: np.ndarray, seed: int
-) -> HistGradientBoostingRegressor:
-    model = HistGradientBoostingRegressor(
+def fitted(steps: np.ndarray, target: np.ndarray, seed: int) -> Any:
+    model = ensembles.HistGradientBoostingRegressor(
         max_iter=25,
         max_leaf_nodes=trees.MOST_LEAVES,
         min_samples_leaf=3,
@@ -27,7 +28,7 @@ def fitted(
     return model.fit(steps, target, sample_weight=weight)
 
 
-def trees_of(model: HistGradientBoostingRegressor) -> list[Tree]:
+def trees_of(model: Any) -> list[Tree]:
     nodes = [own[0].nodes for own in model._predictors]
     return [
         Tree(
@@ -42,7 +43,7 @@ def trees_of(model: HistGradientBoostingRegressor) -> list[Tree]:
     ]
 
 
-def drawn(seed: int) -> tuple[Ensemble, list[HistGradientBoostingRegressor]]:
+def drawn(seed: int) -> tuple[Ensemble, list[Any]]:
     random = np.random.default_rng(seed)
     edges = [np.unique(random.normal(size=n)) for n in (0, 1, 2, 9, 40, 200, 255)]
     rows = random.normal(size=(600, FEATURES))

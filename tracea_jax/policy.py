@@ -73,12 +73,14 @@ class Spaces(Mapping[str, Space]):
     device: Device
     names: tuple[str, ...]
     deterministic: bool = False  # whether configs whose bits may vary are left out
+    own: bool = False  # whether times are those of the variants' own models
 
     def __getitem__(self, name: str) -> Space:
         if name not in self.names:
             raise KeyError(name)
         variant = variants.get(self.problem.op, name)
-        space = space_of(variant, self.problem, self.device)
+        made = _own_space if self.own else space_of
+        space = made(variant, self.problem, self.device)
         if not (self.deterministic and isinstance(variant, Varying)):
             return space
         equal = [
@@ -96,7 +98,21 @@ class Spaces(Mapping[str, Space]):
 
 @functools.lru_cache(maxsize=64)
 def space_of(variant: Variant, problem: Problem, device: Device) -> Space:
-    """The legal configs of a variant; the spaces used last are kept."""
+    """The legal configs of a variant; the spaces used last are kept.
+
+    Their times are predicted by the model that covers the problem, if there is one.
+    """
+    space = _own_space(variant, problem, device)
+    if (model := covering(problem, device)) is None:
+        return space
+    seen = model.predict(problem, device, {variant.name: space}).get(variant.name)
+    if seen is None:
+        return space
+    return dataclasses.replace(space, modelled_us=np.exp(seen.log_us))
+
+
+@functools.lru_cache(maxsize=64)
+def _own_space(variant: Variant, problem: Problem, device: Device) -> Space:
     return variant.space(problem, device)
 
 
@@ -121,7 +137,8 @@ def _modelled(diagnosis: Diagnosis, model: Model) -> Decision:
     """
     problem, device = diagnosis.problem, diagnosis.device
     spaces = _spaces(diagnosis)
-    guesses = best(model.predict(problem, device, spaces))
+    own = dataclasses.replace(spaces, own=True)
+    guesses = best(model.predict(problem, device, own))
     found = chosen(guesses, model.ops[problem.op].margin)
     if found is None:
         return unmodelled(diagnosis)

@@ -62,8 +62,8 @@ class Settings:
     folds: int = 8
 
 
-# Features, target, error, case and place; see ``Samples``.
-Row = tuple[dict[str, Any], float, float, int, int]
+# Features, baseline, target, error, case and place; see ``Samples``.
+Row = tuple[dict[str, Any], float, float, float, int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +73,7 @@ class Samples:
     Attributes:
       names: of the features.
       values: (rows, features), NaN where a row lacks one.
+      baseline: logarithm of what predictions are relative to.
       target: logarithm of the time over the baseline.
       error: standard error of each target.
       case, place: of each row its case, and its place in ``Case.measured``.
@@ -80,6 +81,7 @@ class Samples:
 
     names: tuple[str, ...]
     values: np.ndarray
+    baseline: np.ndarray
     target: np.ndarray
     error: np.ndarray
     case: np.ndarray
@@ -98,9 +100,10 @@ def samples_of(cases: Sequence[Case], overhead_us: float) -> dict[str, Samples]:
             group = name if name in PEERS else OURS
             own = {} if name in PEERS else features.of_space(*asked, name, space)
             numbers = {n: float(np.ravel(v)[0]) for n, v in {**shared, **own}.items()}
-            baseline = np.ravel(baseline_us(*asked, overhead_us, space))[0]
-            target = float(np.log(measured.time_us / baseline))
-            row = (numbers, target, measured.error, number, place)
+            us = np.ravel(baseline_us(*asked, overhead_us, space))[0]
+            baseline = float(np.log(us))
+            target = float(np.log(measured.time_us)) - baseline
+            row = (numbers, baseline, target, measured.error, number, place)
             rows.setdefault(group, []).append(row)
     return {group: _samples(own) for group, own in sorted(rows.items())}
 
@@ -129,10 +132,11 @@ def _samples(rows: Sequence[Row]) -> Samples:
     return Samples(
         names=tuple(names),
         values=values[:, differs],
-        target=np.array([r[1] for r in rows]),
-        error=np.array([r[2] for r in rows]),
-        case=np.array([r[3] for r in rows]),
-        place=np.array([r[4] for r in rows]),
+        baseline=np.array([r[1] for r in rows]),
+        target=np.array([r[2] for r in rows]),
+        error=np.array([r[3] for r in rows]),
+        case=np.array([r[4] for r in rows]),
+        place=np.array([r[5] for r in rows]),
     )
 
 
@@ -277,9 +281,10 @@ def fit_op(
         ensemble = group.fitted(everything, settings)
         regressors[name] = Regressor(trees=ensemble, noise=noise, gain=gain)
         sigma = np.hypot(noise, gain * spread)
+        log_us = samples.baseline + mean
         for row in everything.tolist():
             place = (int(samples.case[row]), int(samples.place[row]))
-            guesses[place] = (float(mean[row]), float(sigma[row]))
+            guesses[place] = (float(log_us[row]), float(sigma[row]))
     outcomes = [
         outcome
         for number, case in enumerate(cases)

@@ -54,7 +54,12 @@ class Outcome:
         number: int,
         guesses: Mapping[tuple[int, int], tuple[float, float]],
     ) -> Outcome | None:
-        """None unless a peer and a choice of ours were measured and predicted."""
+        """None unless a peer and a choice of ours were measured and predicted.
+
+        Args:
+          case, number: the case and its number.
+          guesses: (number of the case, place) -> logarithm of the time, and its sigma.
+        """
         known = [i for i in range(len(case.measured)) if (number, i) in guesses]
         peers = [i for i in known if case.measured[i].choice.variant in PEERS]
         ours = [i for i in known if i not in peers]
