@@ -20,13 +20,13 @@ from typing import Any
 import common
 import jax
 import jax.numpy as jnp
-from turns import on_visible_gpus
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.ops.attention import workload
 from tracea_jax.options import current as options
 from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.survey.turns import on_visible_gpus
 from tracea_jax.tuning.lab.ahead import Ahead
 from tracea_jax.tuning.lab.compile_pool import CompilePool
 from tracea_jax.variants import XLA

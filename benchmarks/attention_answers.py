@@ -28,7 +28,6 @@ import jax
 import jax.numpy as jnp
 from attention_ahead import Prepared, compile_kernels
 from cuda_errors import forget_error
-from turns import Turns
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
@@ -36,6 +35,7 @@ from tracea_jax.ops.attention import workload
 from tracea_jax.ops.common.kernel_time import ProfileError
 from tracea_jax.policy import Choice, decide
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.survey.turns import Turns
 from tracea_jax.tuning import tuner
 from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.environment import environment
@@ -54,6 +54,7 @@ LONG_FLOPS, FEW_ROUNDS = 1e13, 2  # of what takes some 20 ms, and varies little
 MARGIN = 1.01  # times the winner's time that the default takes at least
 NOISE = 1.03  # times the least time that the default takes at most, if it stays
 DIFFERENCE = 2.0**-5  # of the largest number, between two right results
+EVERY = 99  # of the likely configs, of which there are fewer
 SHORT = 1024  # keys; with more, who computes a tile follows from the mask
 
 Times = dict[Choice, list[float]]
@@ -100,7 +101,7 @@ def _configs(variant: Any, problem: AttentionProblem, device: Device) -> list[An
     if variant is ATTENTION_SM90:
         near = (
             {"tile_q": c.tile_q, "tile_kv": c.tile_kv, "schedule": s, "overlap": o}
-            for c in ATTENTION_SM90.likely(problem, device)
+            for c in ATTENTION_SM90.likely(problem, device, EVERY)
             for s in (("static", "drawn") if problem.kv_len <= SHORT else (c.schedule,))
             for o in (False, True)
         )

@@ -20,13 +20,13 @@ from collections.abc import Sequence
 
 from attention_ahead import prepared_alone
 from attention_answers import Raced, Races, cudnn, described, races
-from turns import on_visible_gpus
 
 from tracea_jax.campaign import local_device
 from tracea_jax.device import Device
 from tracea_jax.options import current as options
 from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.survey.turns import on_visible_gpus
 from tracea_jax.tuning.lab.serving import Tell, serve
 from tracea_jax.tuning.lab.worker import Worker
 

@@ -27,12 +27,12 @@ from attention_answers import (
     races,
     verified,
 )
-from turns import on_visible_gpus
 
 from tracea_jax.device import Device
 from tracea_jax.options import current as options
 from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.survey.turns import on_visible_gpus
 from tracea_jax.tuning.store.records import Entry
 
 TOGETHER = 8  # problems of one profile, which takes as long to begin as to race one

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import functools
 import importlib.metadata
 import json
 import pathlib
@@ -21,7 +20,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from tracea_jax import roofline
 from tracea_jax.campaign import local_device, tune
@@ -30,8 +28,8 @@ from tracea_jax.graph import Graph
 from tracea_jax.ops.common.kernel_time import (
     Call,
     ProfileError,
+    kernel_spans,
     kernel_times,
-    profiled,
 )
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import nvrtc
@@ -40,7 +38,6 @@ from tracea_jax.tuning import measure
 ROOT = pathlib.Path(__file__).resolve().parent
 RESULTS = ROOT / "results"
 Name = TypeVar("Name", bound=Hashable)
-_MARK = "cbrt"  # in the name of a kernel that no call launches
 
 
 def race(calls: dict[Name, Call], rounds: int = 15) -> dict[Name, list[float]]:
@@ -70,37 +67,6 @@ def race(calls: dict[Name, Call], rounds: int = 15) -> dict[Name, list[float]]:
     for error in result.failures.values():
         raise error
     return {name: list(times) for name, times in result.times_us.items()}
-
-
-def kernel_spans(turns: Sequence[Call]) -> list[float]:
-    """Microseconds of kernels of each call, made in this order, from one profile.
-
-    A mark behind each call tells calls apart. Every call runs twice in its turn, of
-    which the second counts: the caches then hold what the same call left there.
-
-    Raises:
-      ProfileError: if the profile lacks kernels.
-    """
-    mark = functools.partial(jax.jit(jnp.cbrt), jnp.ones(7))
-    jax.block_until_ready(mark())
-    steps = [step for call in turns for step in (call, mark, call, mark)]
-    events = sorted(
-        (event.start_ns, event.duration_ns, event.name.lower())
-        for plane in profiled([mark, *steps]).planes
-        if plane.name.startswith("/device:GPU")
-        for line in plane.lines
-        if line.name.startswith("Stream")
-        for event in line.events
-    )
-    spans: list[float] = []  # the last is behind the last mark
-    for _, ns, name in events:
-        if _MARK in name:
-            spans.append(0.0)
-        elif spans and "memcpyh2d" not in name and "memcpyd2h" not in name:
-            spans[-1] += ns * 1e-3
-    if len(spans) != 2 * len(turns) + 1 or not all(spans[:-1]):
-        raise ProfileError(f"{len(spans)} marks, not {2 * len(turns) + 1}")
-    return spans[1::2]
 
 
 def median_ratio(

@@ -30,7 +30,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from attention_answers import DIFFERENCE, Raced, Times, raced, winner
-from turns import Turns, on_visible_gpus
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
@@ -39,6 +38,7 @@ from tracea_jax.ops.conv2d import workload
 from tracea_jax.options import current as options
 from tracea_jax.policy import Choice, decide
 from tracea_jax.problem import Conv2dProblem
+from tracea_jax.survey.turns import Turns, on_visible_gpus
 from tracea_jax.tuning.lab.ahead import Ahead
 from tracea_jax.tuning.lab.compile_pool import CompilePool
 from tracea_jax.tuning.store.records import Entry

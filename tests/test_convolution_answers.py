@@ -11,6 +11,7 @@ from conv_problems import problem as asked
 import tracea_jax as tracea
 from tracea_jax.device import NAMED, local_cpu
 from tracea_jax.policy import Choice
+from tracea_jax.survey.turns import Turns
 from tracea_jax.variants import XLA
 
 
@@ -80,8 +81,8 @@ def test_a_problem_that_breaks_its_race_loses_only_itself(raced, monkeypatch):
     assert found[good].best.variant == "xla"
 
 
-def test_one_that_measures_is_alone(module, tmp_path):
-    turns = module("turns").Turns(tmp_path)
+def test_one_that_measures_is_alone(tmp_path):
+    turns = Turns(tmp_path)
     seen = []
 
     def alone():

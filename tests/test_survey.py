@@ -48,11 +48,10 @@ def test_the_distribution_is_known_by_name():
     """A change of the draw is a change of all numbers, which rows are resumed by."""
     drawn = [str(problems.problem(op, 3, "cpu", 7)) for op in problems.DRAWS]
     assert drawn == [
-        "matmul 38x188x40 float32 nn",
-        "gated_matmul 71x320x1955 bfloat16 tn gelu",
-        "conv2d 5x28x28x240 * 3x3x240 float32 nhwc stride 2x2 groups 240 "
-        "bias+relu+residual",
-        "attention 4x1x208 heads 20/10 dim 64 float32 &lse",
+        "matmul 1x40x3520 float32 tn",
+        "gated_matmul 64x2688x37 bfloat16 nn silu",
+        "conv2d 7x27x27x40 * 7x7x11 float32 nhwc pad 3,3x3,3 bias+silu",
+        "attention 15x23x23 heads 16 dim 192/128 bfloat16 causal",
     ]
 
 
@@ -102,8 +101,8 @@ def test_the_draw_has_all_alignments_and_kinds():
         "batch": sum(p.batch > 1 for p in drawn),
     }
     assert all(30 < count < 270 for count in shares.values()), shares
-    kinds = {(p.lhs, p.layout) for p in drawn}
-    assert len(kinds) == 4 * 4
+    drawn = [problems.problem("matmul", 0, "cpu", i) for i in range(300)]
+    assert len({(p.lhs, p.layout) for p in drawn}) == 2 * 4
 
 
 # Candidates.
@@ -155,13 +154,20 @@ def test_the_favourites_of_a_model_are_candidates():
 def test_compiled_configs_are_preferred():
     problem, device = a_product(), local_cpu()
 
-    def is_compiled(problem, choice):
-        return choice.config.tasks == 4
+    def compiled(problem, variant, space):
+        return [c for c in space.configs() if c.tasks == 4][:5]
 
-    wishes = Preferences(is_compiled=is_compiled)
-    found = candidates(problem, device, "1", wishes)
-    random = [c for c in found if c.variant != "xla"][1:]
-    assert sum(c.config.tasks == 4 for c in random) > len(random) // 2
+    wishes = Preferences(compiled=compiled)
+    _, _, *random = candidates(problem, device, "1", wishes)
+    plain = candidates(problem, device, "1", Preferences())
+    assert random[0] == plain[2]  # one may be new
+    fours = compiled(problem, "gemm_cpu", space_of(problem, device))
+    assert {c.config for c in random[1:7]} >= {*fours}
+    assert len(random) == Preferences().count - 2  # filled up with others
+
+
+def space_of(problem, device):
+    return variants.get(problem.op, "gemm_cpu").space(problem, device)
 
 
 # Rows.
@@ -299,7 +305,7 @@ def test_a_kill_while_appending_loses_one_row_at_most(tmp_path):
         written = victim.stdout.readline()
         victim.send_signal(signal.SIGKILL)
     assert written == b"written\n"
-    lines = file.read_bytes().count(b'"row"')
+    lines = file.read_bytes().count(b'{"row":')
     with_cut = file.read_bytes()[-1:] != b"\n"
     if with_cut:
         with pytest.warns(UserWarning, match="cut off"):

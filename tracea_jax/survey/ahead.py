@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, cast
 
 from tracea_jax import variants
 from tracea_jax.device import CudaDevice
@@ -27,6 +29,7 @@ from tracea_jax.survey.candidates import Preferences, candidates
 from tracea_jax.survey.problems import Numbered
 from tracea_jax.tuning.lab.ahead import kernels_of
 from tracea_jax.tuning.lab.compile_pool import CompilePool
+from tracea_jax.variants import Space
 
 PLAN = "plan.jsonl"
 
@@ -37,6 +40,9 @@ class Planned:
 
     numbered: Numbered
     choices: tuple[Choice, ...]
+
+
+_TRIED = 24  # configs whose kernels are looked up for a variant of a problem
 
 
 class Planner:
@@ -50,9 +56,10 @@ class Planner:
     def __init__(self, device: CudaDevice, wishes: Preferences | None = None) -> None:
         self.device = device
         self.kernels: dict[str, Kernel] = {}
-        self._wishes = dataclasses.replace(
-            wishes or Preferences(), is_compiled=self._is_known
-        )
+        wishes = wishes or Preferences()
+        self._wishes = dataclasses.replace(wishes, compiled=self._compiled)
+        # Configs that were chosen, the last one last, by variant and form.
+        self._used: dict[Hashable, dict[Any, None]] = {}
 
     def planned(self, numbered: Numbered) -> Planned:
         """The plan of a problem, whose kernels are known from then on.
@@ -67,14 +74,29 @@ class Planner:
                 with contextlib.suppress(ValueError):
                     self.kernels |= self._needed(problem, choice)
                     kept.append(choice)
+        for choice in kept:
+            used = self._used.setdefault(_form(problem, choice.variant), {})
+            used.pop(choice.config, None)
+            used[choice.config] = None
         return Planned(numbered=numbered, choices=tuple(kept))
 
-    def _is_known(self, problem: Problem, choice: Choice) -> bool:
-        return self.kernels.keys() >= self._needed(problem, choice).keys()
+    def _compiled(self, problem: Problem, variant: str, space: Space) -> Iterator[Any]:
+        used = self._used.get(_form(problem, variant), {})
+        for config in itertools.islice(reversed(used), _TRIED):
+            choice = Choice(variant=variant, config=config)
+            if space.index(config) is not None:
+                if self.kernels.keys() >= self._needed(problem, choice).keys():
+                    yield config
 
     def _needed(self, problem: Problem, choice: Choice) -> dict[str, Kernel]:
         found = kernels_of(problem, choice, self.device)
         return {nvrtc.key(kernel): kernel for kernel in found}
+
+
+def _form(problem: Problem, variant: str) -> Hashable:
+    """What problems that share kernels have in common: all that is no number."""
+    values = (getattr(problem, f.name) for f in dataclasses.fields(cast(Any, problem)))
+    return variant, tuple(v for v in values if not isinstance(v, int | float | tuple))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,9 @@ would choose. A pure function of the problem, the device, the seed and what is c
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,15 @@ from tracea_jax.diagnosis import Diagnosis, diagnose
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.variants import Space
-from tracea_jax.variants.kernel_variant import KernelVariant
+from tracea_jax.variants.base import Ranking
 
 PEERS = ("xla", "cudnn")  # variants that run no kernel of ours
 COUNT = 12  # choices of a problem, the peers included
 _LIKELY = 2  # of each kernel that has a model, besides its default
-_CHANCES = 8  # configs drawn for one that is compiled already
+_NEAR = 12  # configs that a model finds fastest, of which compiled ones are preferred
 
 Ranked = Callable[[Problem, Device, Sequence[Choice]], Sequence[float]]
+Compiled = Callable[[Problem, str, Space], Iterable[Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +39,16 @@ class Preferences:
     Attributes:
       ranked: (problem, device, choices) -> predicted times; None without a model. Its
         favourites are then measured, too.
-      is_compiled: (problem, choice) -> whether its kernels exist already. Of several
-        random configs, one that is compiled is preferred.
+      compiled: (problem, variant, space) -> configs of the space whose kernels exist
+        already; None if compiling costs nothing. All random choices but ``fresh`` are
+        of these, if there are enough.
+      fresh: random choices whose kernels need not exist.
       count: choices of a problem.
     """
 
     ranked: Ranked | None = None
-    is_compiled: Callable[[Problem, Choice], bool] | None = None
+    compiled: Compiled | None = None
+    fresh: int = 1
     count: int = COUNT
 
 
@@ -80,48 +85,45 @@ def _likely(
         return
     for name in diagnosis.candidates:
         variant: Any = variants.get(problem.op, name)
-        if isinstance(variant, KernelVariant):
-            configs = variant.likely(problem, device, 1 + _LIKELY)
+        count = 1 + _LIKELY if wishes.compiled is None else _NEAR
+        configs: Sequence[Any] = ()
+        if isinstance(variant, Ranking):
+            configs = variant.likely(problem, device, count)
         elif (us := decision.spaces[name].modelled_us) is not None:
-            best = np.argsort(us, kind="stable")[: 1 + _LIKELY]
+            best = np.argsort(us, kind="stable")[:count]
             configs = [decision.spaces[name].config(int(i)) for i in best]
-        else:
-            configs = ()
-        yield from (Choice(variant=name, config=config) for config in configs)
+        if configs and wishes.compiled is not None:
+            near = Space.of(*configs)
+            configs = [configs[0], *wishes.compiled(problem, name, near)]
+        for config in configs[: 1 + _LIKELY]:
+            yield Choice(variant=name, config=config)
 
 
 def _random(
-    rng: random.Random,
-    problem: Problem,
-    spaces: dict[str, Space],
-    wishes: Preferences,
+    rng: random.Random, problem: Problem, spaces: dict[str, Space], wishes: Preferences
 ) -> Iterator[Choice]:
-    """Configs of each space in turns, each once, until all spaces are empty."""
-    left = {name: _shuffled(rng, len(space)) for name, space in spaces.items()}
-    while left:
-        for name in list(left):
-            if not left[name]:
-                del left[name]
-                continue
-            some = left[name][-_CHANCES:]
-            choices = [
-                Choice(variant=name, config=spaces[name].config(i)) for i in some
-            ]
-            best = _preferred(problem, choices, wishes)
-            del left[name][len(left[name]) - len(some) + best]
-            yield choices[best]
+    """Random configs of each space in turns; see ``Preferences``."""
+    anything = _in_turns({name: _shuffled(rng, s) for name, s in spaces.items()})
+    if wishes.compiled is not None:
+        yield from itertools.islice(anything, wishes.fresh)
+        yield from _in_turns(
+            {n: iter(wishes.compiled(problem, n, s)) for n, s in spaces.items()}
+        )
+    yield from anything
 
 
-def _preferred(problem: Problem, choices: Sequence[Choice], wishes: Preferences) -> int:
-    """The number of a choice that is compiled already; the last one's, if none is."""
-    if wishes.is_compiled is not None:
-        for i, choice in enumerate(choices):
-            if wishes.is_compiled(problem, choice):
-                return i
-    return len(choices) - 1
+def _in_turns(configs: dict[str, Iterator[Any]]) -> Iterator[Choice]:
+    """A choice of each variant in turns, until all are exhausted."""
+    while configs:
+        for name in tuple(configs):
+            for config in itertools.islice(configs[name], 1):
+                yield Choice(variant=name, config=config)
+                break
+            else:
+                del configs[name]
 
 
-def _shuffled(rng: random.Random, count: int) -> list[int]:
-    numbers = list(range(count))
+def _shuffled(rng: random.Random, space: Space) -> Iterator[Any]:
+    numbers = list(range(len(space)))
     rng.shuffle(numbers)
-    return numbers
+    return map(space.config, numbers)

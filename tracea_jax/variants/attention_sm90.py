@@ -98,13 +98,13 @@ class AttentionSm90:
     def heuristic(
         self, problem: AttentionProblem, device: Device
     ) -> AttentionSm90Config:
-        return self.likely(problem, device)[0]
+        return self.likely(problem, device, 1)[0]
 
     def likely(
-        self, problem: AttentionProblem, device: Device
-    ) -> list[AttentionSm90Config]:
-        """A config for each tile that may be the fastest, the likeliest first."""
-        return _likely(problem, device)
+        self, problem: AttentionProblem, device: Device, count: int
+    ) -> tuple[AttentionSm90Config, ...]:
+        """So many legal configs of different tiles, the likely fastest first."""
+        return tuple(_likely(problem, device)[:count])
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
         return expects_to_win(problem, self.heuristic(problem, device), device)

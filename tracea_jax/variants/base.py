@@ -108,6 +108,15 @@ class Variant(Protocol):
 
 
 @runtime_checkable
+class Ranking(Protocol):
+    """A variant that ranks its configs by a model of their times."""
+
+    def likely(self, problem: Any, device: Device, count: int) -> tuple[Config, ...]:
+        """So many legal configs, the likely fastest first."""
+        ...
+
+
+@runtime_checkable
 class Doubting(Protocol):
     """A variant that says why XLA runs unmeasured where it could."""
 
