@@ -104,6 +104,7 @@ def test_kernels_with_a_model_of_their_own_are_compared_in_microseconds(survey):
         fields: Any = dict.fromkeys(("lhs", "rhs", "out"), "bfloat16")
         problem = GemmProblem(m=m, n=n, k=1024, layout=("nn", "nt")[i % 2], **fields)
         space = variant.space(problem, device)
+        assert space.modelled_us is not None
         times = 1.2 * space.modelled_us
         places = [int(times.argmin()), rng.randrange(len(space))]
         us = times.min() * (1.5 if problem.layout == "nt" else 1 / 1.5)
