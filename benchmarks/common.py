@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from tracea_jax import roofline
 from tracea_jax.campaign import local_device, tune
 from tracea_jax.device import CudaDevice, cuda_driver_version
 from tracea_jax.graph import Graph
@@ -32,7 +33,7 @@ from tracea_jax.ops.common.kernel_time import (
 )
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import nvrtc
-from tracea_jax.tuning import measure, roofline
+from tracea_jax.tuning import measure
 
 ROOT = pathlib.Path(__file__).resolve().parent
 RESULTS = ROOT / "results"

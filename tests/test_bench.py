@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tracea_jax import roofline
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.ops.common.bench import OpBench, Workload
 from tracea_jax.ops.matmul.workload import MATMUL
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning import measure, roofline
+from tracea_jax.tuning import measure
 
 pytestmark = pytest.mark.once
 

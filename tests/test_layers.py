@@ -31,6 +31,8 @@ ORDER = (
     "emit",
     "runtime",
     "variants",
+    "roofline",
+    "model",
     "diagnosis",
     "policy",
     "tuning",

@@ -25,13 +25,12 @@ from scaled_matmul import (
 )
 
 import tracea_jax as tracea
-from tracea_jax import catalogue, cli, knowledge, variants
+from tracea_jax import catalogue, cli, knowledge, roofline, variants
 from tracea_jax.device import local_cpu
 from tracea_jax.dispatch import Unsupported, plan
 from tracea_jax.options import current
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
-from tracea_jax.tuning import roofline
 
 pytestmark = pytest.mark.once
 

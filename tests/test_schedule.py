@@ -11,9 +11,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from tracea_jax import roofline
 from tracea_jax.device import NAMED, CpuDevice, OtherDevice
 from tracea_jax.problem import AttentionProblem, GemmProblem
-from tracea_jax.tuning import roofline, schedule
+from tracea_jax.tuning import schedule
 from tracea_jax.tuning.progress import TuningError
 from tracea_jax.tuning.schedule import Job
 

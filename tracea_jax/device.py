@@ -2,7 +2,7 @@
 
 A kernel choice may depend on nothing of a machine except its profile. So named profiles
 (``H200``) can stand for machines that are absent: for lowering ahead of time and for
-``explain``. Peak rates are in ``tuning.roofline``; whether a variant can run on a
+``explain``. Peak rates are in ``roofline``; whether a variant can run on a
 device is in ``variants``. Almost every module above imports this one.
 """
 

@@ -16,6 +16,9 @@ import numpy as np
 from tracea_jax import variants
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import Diagnosis
+from tracea_jax.model.decision import Guess, best, chosen
+from tracea_jax.model.model import PEERS, Model, covering
+from tracea_jax.page import times
 from tracea_jax.problem import Problem
 from tracea_jax.variants import Config, Space, Variant
 from tracea_jax.variants.base import Doubting, Varying
@@ -70,12 +73,14 @@ class Spaces(Mapping[str, Space]):
     device: Device
     names: tuple[str, ...]
     deterministic: bool = False  # whether configs whose bits may vary are left out
+    own: bool = False  # whether times are those of the variants' own models
 
     def __getitem__(self, name: str) -> Space:
         if name not in self.names:
             raise KeyError(name)
         variant = variants.get(self.problem.op, name)
-        space = space_of(variant, self.problem, self.device)
+        made = _own_space if self.own else space_of
+        space = made(variant, self.problem, self.device)
         if not (self.deterministic and isinstance(variant, Varying)):
             return space
         equal = [
@@ -93,12 +98,79 @@ class Spaces(Mapping[str, Space]):
 
 @functools.lru_cache(maxsize=64)
 def space_of(variant: Variant, problem: Problem, device: Device) -> Space:
-    """The legal configs of a variant; the spaces used last are kept."""
+    """The legal configs of a variant; the spaces used last are kept.
+
+    Their times are predicted by the model that covers the problem, if there is one.
+    """
+    space = _own_space(variant, problem, device)
+    if (model := covering(problem, device)) is None:
+        return space
+    seen = model.predict(problem, device, {variant.name: space}).get(variant.name)
+    if seen is None:
+        return space
+    return dataclasses.replace(space, modelled_us=np.exp(seen.log_us))
+
+
+@functools.lru_cache(maxsize=64)
+def _own_space(variant: Variant, problem: Problem, device: Device) -> Space:
     return variant.space(problem, device)
 
 
 def decide(diagnosis: Diagnosis) -> Decision:
     """Turns a diagnosis into a default choice and a search space.
+
+    The model of the device decides where it covers the problem, but for what XLA on
+    GPUs fuses with its operands; elsewhere ``unmodelled`` does.
+    """
+    model = covering(diagnosis.problem, diagnosis.device)
+    fused = _fused(diagnosis.problem, diagnosis.device)
+    if model is None or fused:
+        return unmodelled(diagnosis)
+    return _modelled(diagnosis, model)
+
+
+@functools.lru_cache(maxsize=4096)
+def _modelled(diagnosis: Diagnosis, model: Model) -> Decision:
+    """The choice that is predicted fastest, by a margin if it is not a peer's.
+
+    The default of a variant is the config that is predicted fastest.
+    """
+    problem, device = diagnosis.problem, diagnosis.device
+    spaces = _spaces(diagnosis)
+    own = dataclasses.replace(spaces, own=True)
+    guesses = best(model.predict(problem, device, own))
+    found = chosen(guesses, model.ops[problem.op].margin)
+    if found is None:
+        return unmodelled(diagnosis)
+    choices = {
+        name: Choice(variant=name, config=spaces[name].config(guess.index))
+        for name, guess in guesses.items()
+    }
+    return Decision(
+        choice=choices[found.variant],
+        heroes=tuple(
+            choices.get(name) or _default(name, problem, device)
+            for name in diagnosis.candidates
+        ),
+        spaces=spaces,
+        reason=_prediction(found, guesses),
+    )
+
+
+def _prediction(found: Guess, guesses: Mapping[str, Guess]) -> str:
+    """The prediction of what was chosen, and of what it was compared with."""
+    peers = [g for g in guesses.values() if g.variant in PEERS and g != found]
+    ours = [g for g in guesses.values() if g.variant not in PEERS and g != found]
+    low, high = map(times.number, found.interval_us)
+    text = [f"model: {times.microseconds(found.us)} ({low} to {high})"]
+    for other in sorted(peers or ours, key=lambda g: g.log_us):
+        name = "XLA" if other.variant == "xla" else other.variant
+        text.append(f"{name} {times.microseconds(other.us)}")
+    return ", ".join(text)
+
+
+def unmodelled(diagnosis: Diagnosis) -> Decision:
+    """A decision without a model.
 
     The default is the first candidate, in catalogue order, that is expected to beat XLA
     on this problem; XLA if no candidate is. Where such a one was rejected for its bits
@@ -107,10 +179,8 @@ def decide(diagnosis: Diagnosis) -> Decision:
     """
     problem, device = diagnosis.problem, diagnosis.device
     candidates = [variants.get(problem.op, name) for name in diagnosis.candidates]
-    heroes = tuple(
-        Choice(variant=v.name, config=v.heuristic(problem, device)) for v in candidates
-    )
-    fused = problem.fused_operands if isinstance(device, CudaDevice) else None
+    heroes = tuple(_default(v.name, problem, device) for v in candidates)
+    fused = _fused(problem, device)
     can_win = [] if fused else candidates
     winners = [v.name for v in can_win if v.expects_to_win(problem, device)]
     name = winners[0] if winners else "xla"
@@ -129,11 +199,29 @@ def decide(diagnosis: Diagnosis) -> Decision:
     return Decision(
         choice=next(h for h in heroes if h.variant == name),
         heroes=heroes,
-        spaces=Spaces(
-            problem, device, diagnosis.candidates, diagnosis.deterministic is True
-        ),
+        spaces=_spaces(diagnosis),
         reason=reason,
     )
+
+
+def _default(name: str, problem: Problem, device: Device) -> Choice:
+    """A variant with its own default config."""
+    config = variants.get(problem.op, name).heuristic(problem, device)
+    return Choice(variant=name, config=config)
+
+
+def _spaces(diagnosis: Diagnosis) -> Spaces:
+    return Spaces(
+        diagnosis.problem,
+        diagnosis.device,
+        diagnosis.candidates,
+        diagnosis.deterministic is True,
+    )
+
+
+def _fused(problem: Problem, device: Device) -> str | None:
+    """What XLA fuses with operands, so that no measurement tells, as a phrase."""
+    return problem.fused_operands if isinstance(device, CudaDevice) else None
 
 
 def _missed_winner(diagnosis: Diagnosis) -> str | None:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tracea_jax import knowledge, variants
+from tracea_jax import knowledge, roofline, variants
 from tracea_jax.campaign.executions import Program
 from tracea_jax.campaign.races import Races
 from tracea_jax.campaign.report import TuneReport
@@ -27,7 +27,7 @@ from tracea_jax.options import Options, publish_epoch
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.problem.program import ProgramProblem
-from tracea_jax.tuning import roofline, schedule, tuner
+from tracea_jax.tuning import schedule, tuner
 from tracea_jax.tuning.answers.answer import Question
 from tracea_jax.tuning.lab.local import Lab, LabError
 from tracea_jax.tuning.sharing import Portfolio, Sharing

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import variants
+from tracea_jax import roofline, variants
 from tracea_jax.device import CpuDevice, CudaDevice, Device, backend_of
 from tracea_jax.ops.common.building import unknown_dtype
 from tracea_jax.ops.common.kernel_time import ProfileError, kernel_times
@@ -38,7 +38,7 @@ from tracea_jax.ops.common.typed import (
 )
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
-from tracea_jax.tuning import measure, roofline
+from tracea_jax.tuning import measure
 
 _MAX_INPUT_SETS = 32
 _MOST_FROM_NUMPY = 1 << 20  # numbers, in some 10 ms

@@ -34,12 +34,11 @@ from typing import Any
 
 import numpy as np
 
-from tracea_jax import variants
+from tracea_jax import roofline, variants
 from tracea_jax.device import Device
 from tracea_jax.diagnosis import Diagnosis, diagnose
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
-from tracea_jax.tuning import roofline
 from tracea_jax.tuning.answers import kindred
 from tracea_jax.tuning.answers.answer import Answer, Question
 from tracea_jax.tuning.answers.evidence import Evidence

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from tracea_jax import variants
+from tracea_jax import roofline, variants
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice, space_of
 from tracea_jax.problem import Problem
-from tracea_jax.tuning import goals, roofline
+from tracea_jax.tuning import goals
 from tracea_jax.tuning.answers.legality import legal_choice
 from tracea_jax.tuning.answers.neighbours import Neighbour, octaves
 from tracea_jax.tuning.search.batches import History

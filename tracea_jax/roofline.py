@@ -4,7 +4,7 @@
 
 A lower bound for setting priorities and for comparing problems of different sizes; the
 models that rank configs of one variant are in ``variants`` (``gemm_sm90_model`` ...).
-Callers: campaign/run, search/history, answers/interpolate, ops/common/bench.
+Callers: model, campaign/run, search/history, answers/interpolate, ops/common/bench.
 """
 
 from __future__ import annotations

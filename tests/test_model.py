@@ -1,0 +1,332 @@
+"""Models of times: their features, their files, and the decisions that they make."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tracea_jax import policy, variants
+from tracea_jax.device import NAMED, CpuDevice
+from tracea_jax.diagnosis import compiled_elsewhere, diagnose
+from tracea_jax.model import decision, features, model, trees
+from tracea_jax.model.model import Model, OpModel, Prediction, Regressor
+from tracea_jax.problem import (
+    AttentionProblem,
+    Conv2dProblem,
+    Epilogue,
+    GatedMatmulProblem,
+    GemmProblem,
+    Problem,
+)
+from tracea_jax.tuning.search.candidates import Candidates
+from tracea_jax.variants import XLA
+
+pytestmark = pytest.mark.once
+
+AMX = CpuDevice(name="cpu", isa="amx", cores=2, l2_bytes=2 << 20, l3_bytes=64 << 20)
+H200 = NAMED["H200"]
+DEVICES = (AMX, dataclasses.replace(AMX, isa="avx2", l3_bytes=0), H200)
+SIZES = (0, 1, 7, 8, 64, 509)
+
+
+def products(rng: random.Random) -> GemmProblem | GatedMatmulProblem:
+    dtype = rng.choice(("float32", "bfloat16"))
+    sizes = {name: rng.choice(SIZES) for name in ("m", "n", "k")}
+    fields = {**sizes, **dict.fromkeys(("lhs", "rhs", "out"), dtype)}
+    layout = rng.choice(("nn", "nt", "tn", "tt"))
+    if rng.random() < 0.3:
+        return GatedMatmulProblem(layout=layout, **fields)
+    epilogue = rng.choice((Epilogue(), Epilogue(bias="row", activation="gelu")))
+    return GemmProblem(layout=layout, epilogue=epilogue, **fields)
+
+
+def convolutions(rng: random.Random) -> Conv2dProblem:
+    groups = rng.choice((1, 1, 3))
+    names = ("batch", "height", "width", "kernel_height", "kernel_width")
+    sizes: dict[str, Any] = {name: rng.choice((1, 2, 7, 13)) for name in names}
+    return Conv2dProblem(
+        direction=rng.choice(("forward", "input_grad", "weight_grad")),
+        **sizes,
+        in_channels=groups * rng.choice((1, 8, 61)),
+        out_channels=groups * rng.choice((1, 8, 61)),
+        groups=groups,
+        strides=(rng.choice((1, 3)), 1),
+        dilation=(1, rng.choice((1, 2))),
+    )
+
+
+def attentions(rng: random.Random) -> AttentionProblem:
+    kv_heads = rng.choice((1, 3))
+    return AttentionProblem(
+        direction=rng.choice(("forward", "backward")),
+        batch=rng.choice(SIZES[:4]),
+        q_len=rng.choice(SIZES),
+        kv_len=rng.choice(SIZES),
+        heads=kv_heads * rng.choice((1, 5)),
+        kv_heads=kv_heads,
+        head_dim=rng.choice((8, 61, 128)),
+        is_causal=rng.random() < 0.5,
+        window=rng.choice((None, (3, 5), (1 << 40, 0))),
+        scale=1.0,
+    )
+
+
+DRAWS = (products, convolutions, attentions)
+
+
+def drawn(count: int, seed: int = 0, draws=DRAWS) -> list[Problem]:
+    rng = random.Random(seed)
+    return [rng.choice(draws)(rng) for _ in range(count)]
+
+
+# --- features -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_features_are_finite_numbers_at_every_size(device):
+    for problem in drawn(40):
+        numbers = features.of_problem(problem, device)
+        assert all(np.isfinite(value) for value in numbers.values()), problem
+        assert all(np.ndim(value) == 0 for value in numbers.values())
+        with compiled_elsewhere():
+            names = diagnose(problem, device).candidates
+        for name in names:
+            space = policy.space_of(variants.get(problem.op, name), problem, device)
+            own = features.of_space(problem, device, name, space)
+            assert not own.keys() & numbers.keys()
+            for value in own.values():
+                assert np.isfinite(value).all()
+                assert np.shape(value) in ((), (len(space),))
+
+
+def test_a_part_of_the_scores_is_seen_as_a_mask_says():
+    for problem in drawn(200, draws=(attentions,)):
+        assert isinstance(problem, AttentionProblem)
+        q, k = np.ogrid[: problem.q_len, : problem.kv_len]
+        seen = np.ones((problem.q_len, problem.kv_len), bool)
+        if problem.is_causal:
+            seen &= k <= q
+        if problem.window:
+            seen &= (k >= q - problem.window[0]) & (k <= q + problem.window[1])
+        part = seen.mean() if seen.size else 0.0
+        found = features.of_problem(problem, AMX)["seen"]
+        assert found == pytest.approx(part, abs=1e-12)
+
+
+def test_the_product_of_a_convolution_has_its_operations():
+    for problem in drawn(100, draws=(convolutions,)):
+        assert isinstance(problem, Conv2dProblem)
+        if problem.direction == "input_grad" and problem.strides != (1, 1):
+            continue  # the product is over pixels of x, some of which see few taps
+        if problem.direction == "input_grad" and problem.out_size != (
+            problem.height,
+            problem.width,
+        ):
+            continue
+        m, n, k = features.conv_product(problem)
+        assert 2 * m * n * k * problem.groups == problem.flops
+
+
+# --- models ---------------------------------------------------------------------------
+
+
+def stump(name: str, edge: float, low: float, high: float) -> trees.Ensemble:
+    """Two members that both tell the values of one feature apart."""
+    tree = trees.Tree(
+        feature=np.zeros(3, int),
+        step=np.zeros(3, int),
+        left=np.array([1, 0, 0]),
+        right=np.array([2, 0, 0]),
+        value=np.array([0.0, low, high]),
+        is_leaf=np.array([False, True, True]),
+    )
+    return trees.ensemble([[tree], [tree]], [0.0, 0.1], [name], [np.array([edge])])
+
+
+def made(device: str, op: str, kinds: set[str], ours: set[str], **fields) -> Model:
+    def regressor(*of: float) -> Regressor:
+        return Regressor(trees=stump("flops", *of), noise=0.05, gain=2.0)
+
+    known = OpModel(
+        regressors={
+            "xla": regressor(20.0, 0.0, 1.0),
+            "ours": regressor(20.0, 1.0, 0.0),
+        },
+        **{"overhead_us": 2.5, "margin": 1.0, **fields},
+        kinds=frozenset(kinds),
+        variants=frozenset(ours),
+        facts={"problems": 7},
+    )
+    return Model(device=device, ops={op: known})
+
+
+def of_products(**fields) -> Model:
+    kinds = {features.kind(GemmProblem(m=1, n=1, k=1))}
+    return made("cpu-amx", "matmul", kinds, {"gemm_cpu"}, **fields)
+
+
+def test_a_file_is_written_as_it_was_read():
+    own = of_products()
+    data = own.to_bytes()
+    assert data == of_products().to_bytes()
+    again = Model.from_bytes(data)
+    assert again.to_bytes() == data
+    assert again.ops["matmul"].kinds == own.ops["matmul"].kinds
+    for problem in drawn(30, draws=(products,)):
+        if not isinstance(problem, GemmProblem):
+            continue
+        spaces = policy.decide(diagnose(problem, AMX)).spaces
+        one, other = (m.predict(problem, AMX, spaces) for m in (own, again))
+        assert one.keys() == other.keys() == {"gemm_cpu", "xla"}
+        for name, found in one.items():
+            np.testing.assert_array_equal(found.log_us, other[name].log_us)
+            np.testing.assert_array_equal(found.sigma, other[name].sigma)
+
+
+def test_a_file_of_another_format_is_an_error(monkeypatch):
+    monkeypatch.setattr(model, "FORMAT", model.FORMAT + 1)
+    data = of_products().to_bytes()
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="format"):
+        Model.from_bytes(data)
+
+
+def test_a_model_covers_what_was_measured():
+    known = of_products()
+    problem = GemmProblem(m=8, n=8, k=8)
+    assert known.covers(problem, AMX)
+    assert known.covers(dataclasses.replace(problem, m=999, layout="tt"), AMX)
+    assert not known.covers(problem, DEVICES[1])
+    assert not known.covers(problem, H200)
+    assert not known.covers(dataclasses.replace(problem, out="bfloat16"), AMX)
+    assert not known.covers(dataclasses.replace(problem, precision="highest"), AMX)
+    assert not known.covers(GatedMatmulProblem(m=8, n=8, k=8), AMX)
+
+
+def test_shipped_models_are_small_and_as_written():
+    for path in sorted(model.DATA.glob("*.npz")):
+        data = path.read_bytes()
+        assert len(data) <= 500 << 10
+        assert Model.from_bytes(data).to_bytes() == data
+        assert model.shipped(path.stem) is not None
+    assert model.shipped("no such device") is None
+
+
+# --- decisions ------------------------------------------------------------------------
+
+
+class Guessing(Model):
+    """A model that covers everything and guesses at random."""
+
+    def covers(self, problem, device):
+        return True
+
+    def predict(self, problem, device, spaces):
+        rng = np.random.default_rng(len(str(problem)))
+        return {
+            name: Prediction(log_us=rng.normal(size=len(s)), sigma=np.ones(len(s)))
+            for name, s in spaces.items()
+        }
+
+
+@pytest.mark.parametrize("deterministic", [None, True])
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_whatever_a_model_guesses_only_legal_choices_run(
+    monkeypatch, device, deterministic
+):
+    ops = {op: of_products(margin=0.0).ops["matmul"] for op in features._FAMILIES}
+    guessing = Guessing(device="", ops=ops)
+    monkeypatch.setattr(policy, "covering", lambda problem, device: guessing)
+    ran = set()
+    for problem in drawn(40, seed=3):
+        with compiled_elsewhere():
+            found = diagnose(problem, device, deterministic)
+        decided = policy.decide(found)
+        for choice in (decided.choice, *decided.heroes):
+            variant = variants.get(problem.op, choice.variant)
+            assert choice.variant in found.candidates
+            variant.check(problem, choice.config, device)
+            if deterministic:
+                assert found.may_vary(choice.variant, choice.config) is None
+        assert decided.choice in decided.heroes
+        assert [h.variant for h in decided.heroes] == list(found.candidates)
+        assert decided.reason.startswith("model: ")
+        ran.add(decided.choice.variant == "xla")
+    assert ran == {True, False}
+
+
+def test_the_fastest_prediction_runs_and_says_so(monkeypatch):
+    """XLA is guessed slower by e from 2^20 operations on, ours below."""
+    small, large = GemmProblem(m=8, n=8, k=8), GemmProblem(m=99, n=99, k=99)
+    monkeypatch.setattr(policy, "covering", lambda *asked: of_products())
+    assert policy.decide(diagnose(small, AMX)).choice.variant == "xla"
+    decided = policy.decide(diagnose(large, AMX))
+    assert decided.choice.variant == "gemm_cpu"
+    ours = math.exp(0.05) * (model.baseline_us(large, AMX, 2.5, XLA.space(large, AMX)))
+    low, high = (ours * math.exp(x * math.hypot(0.05, 2.0 * 0.05)) for x in (-1, 1))
+    text = f"model: {ours:.2f} us ({low:.2f} to {high:.2f}), XLA {ours * math.e:.1f} us"
+    assert decided.reason == text
+
+
+def test_a_kernel_must_win_by_the_margin():
+    own = decision.Guess(variant="gemm_cpu", index=0, log_us=1.0, sigma=0.3)
+    slow = decision.Guess(variant="cudnn", index=0, log_us=9.0, sigma=0.1)
+    for margin, runs in ((1.99, "gemm_cpu"), (2.01, "xla"), (math.inf, "xla")):
+        xla = decision.Guess(variant="xla", index=0, log_us=2.0, sigma=0.4)
+        guesses = {"gemm_cpu": own, "xla": xla, "cudnn": slow}
+        found = decision.chosen(guesses, margin)
+        assert found is not None and found.variant == runs
+    assert decision.chosen({"gemm_cpu": own}, math.inf) == own
+    assert decision.chosen({}, 0.0) is None
+
+
+def test_without_a_model_the_policy_decides_as_it_did():
+    for problem in drawn(20, draws=(attentions,)):
+        found = diagnose(problem, dataclasses.replace(AMX, isa="baseline"))
+        assert policy.decide(found).choice == policy.unmodelled(found).choice
+
+
+def test_a_plan_asks_the_model_once(monkeypatch):
+    known = of_products()
+    monkeypatch.setattr(policy, "covering", lambda *asked: known)
+    asked = []
+    predict = Model.predict
+
+    def counted(self, problem, device, spaces):
+        asked.append(problem)
+        return predict(self, problem, device, spaces)
+
+    monkeypatch.setattr(Model, "predict", counted)
+    found = [diagnose(GemmProblem(m=31, n=37, k=41), AMX) for _ in range(2)]
+    assert policy.decide(found[0]) is policy.decide(found[1])
+    assert len(asked) == 1
+
+
+def test_a_search_begins_with_the_times_of_the_model(monkeypatch):
+    class Ranking(Guessing):
+        """Guesses less for each further config of a space."""
+
+        def predict(self, problem, device, spaces):
+            assert all(s.modelled_us is None for s in spaces.values())
+            return {
+                name: Prediction(log_us=-np.arange(len(s)) * 1.0, sigma=np.ones(len(s)))
+                for name, s in spaces.items()
+            }
+
+    problem = GemmProblem(m=301, n=307, k=311)
+    plain = policy.decide(diagnose(problem, AMX))
+    assert Candidates.of(plain).log_prior is None
+    ranking = Ranking(device="", ops={"matmul": of_products().ops["matmul"]})
+    monkeypatch.setattr(policy, "covering", lambda *asked: ranking)
+    policy.space_of.cache_clear()
+    found = Candidates.of(policy.decide(diagnose(problem, AMX)))
+    policy.space_of.cache_clear()
+    count = len(plain.spaces["gemm_cpu"])
+    assert found.choices == Candidates.of(plain).choices and count > 3
+    assert found.log_prior is not None
+    np.testing.assert_allclose(found.log_prior, -np.arange(count), atol=1e-12)

@@ -1,0 +1,1 @@
+"""How long choices take, predicted; see ``model``."""
