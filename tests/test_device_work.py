@@ -85,7 +85,8 @@ def test_products_by_xla_and_by_kernels_are_of_the_same_work():
             k = jnp.tile(q[:, :, ::2], (1, 2, 1, 1))[:, :13]
             return attention(q, k, v)
 
-        return jax.vjp(f, x, w, v)[1](jnp.ones((2, 9, 4, 3)))
+        y, pull = jax.vjp(f, x, w, v)
+        return y, pull(y)
 
     def plain(q, k, v):
         k, v = (jnp.repeat(x, 2, 2) for x in (k, v))
