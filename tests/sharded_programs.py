@@ -163,22 +163,36 @@ class Spread:
         return jax.tree.map(np.asarray, self.compiled(self.state, self.batch))
 
 
-def spread(step: Step, program: Program, layout: Layout) -> Spread:
-    """``jit`` of a step with the shardings of a layout; the next state has the same."""
+def _shardings(program: Program, layout: Layout) -> tuple[Tree, Tree]:
     mesh = layout.mesh()
-
-    def placed(spec: P) -> NamedSharding:
-        return NamedSharding(mesh, spec)
-
-    of_state, of_batch = jax.tree.map(
-        placed, layout.specs(program), is_leaf=lambda s: isinstance(s, P)
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        layout.specs(program),
+        is_leaf=lambda s: isinstance(s, P),
     )
-    state = jax.device_put(program.state, of_state)
-    batch = jax.device_put(program.batch, of_batch)
+
+
+def placed(program: Program, layout: Layout) -> tuple[Tree, Tree]:
+    """The state and the batch on the devices of a layout."""
+    return jax.device_put((program.state, program.batch), _shardings(program, layout))
+
+
+def lowered(step: Step, program: Program, layout: Layout) -> tuple[Any, Tree, Tree]:
+    """``jit`` of a step, its state and its batch; the next state has its shardings."""
+    mesh = layout.mesh()
+    of_state, _ = _shardings(program, layout)
+    state, batch = placed(program, layout)
     jitted = jax.jit(
-        step, out_shardings=(placed(P()), of_state), compiler_options=COMPILER
+        step,
+        out_shardings=(NamedSharding(mesh, P()), of_state),
+        compiler_options=COMPILER,
     )
-    return Spread(jitted.lower(state, batch).compile(), state, batch)
+    return jitted.lower(state, batch), state, batch
+
+
+def spread(step: Step, program: Program, layout: Layout) -> Spread:
+    program_of_devices, state, batch = lowered(step, program, layout)
+    return Spread(program_of_devices.compile(), state, batch)
 
 
 def alone(step: Step, program: Program) -> Spread:
