@@ -36,7 +36,9 @@ class Program:
       loss: ``loss(params, inputs, targets)``, a mean over the batch.
       params: float32 arrays of NumPy, by name.
       inputs, targets: the first dimension is the batch.
-      tensor: how tensor parallelism splits parameters; those without are on each device.
+      tensor: how tensor parallelism splits parameters; each device has all of others.
+      calls: kernels of ours in the program of one device.
+      left: products that XLA computes there.
       second: what the second dimension of a batch is, if a layout may split it.
     """
 
@@ -46,6 +48,8 @@ class Program:
     inputs: np.ndarray
     targets: np.ndarray
     tensor: Mapping[str, P]
+    calls: int
+    left: int = 0
     second: str | None = None
 
     @functools.cached_property
@@ -159,22 +163,36 @@ class Spread:
         return jax.tree.map(np.asarray, self.compiled(self.state, self.batch))
 
 
-def spread(step: Step, program: Program, layout: Layout) -> Spread:
-    """``jit`` of a step with the shardings of a layout; the next state has the same."""
+def _shardings(program: Program, layout: Layout) -> tuple[Tree, Tree]:
     mesh = layout.mesh()
-
-    def placed(spec: P) -> NamedSharding:
-        return NamedSharding(mesh, spec)
-
-    of_state, of_batch = jax.tree.map(
-        placed, layout.specs(program), is_leaf=lambda s: isinstance(s, P)
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        layout.specs(program),
+        is_leaf=lambda s: isinstance(s, P),
     )
-    state = jax.device_put(program.state, of_state)
-    batch = jax.device_put(program.batch, of_batch)
+
+
+def placed(program: Program, layout: Layout) -> tuple[Tree, Tree]:
+    """The state and the batch on the devices of a layout."""
+    return jax.device_put((program.state, program.batch), _shardings(program, layout))
+
+
+def lowered(step: Step, program: Program, layout: Layout) -> tuple[Any, Tree, Tree]:
+    """``jit`` of a step, its state and its batch; the next state has its shardings."""
+    mesh = layout.mesh()
+    of_state, _ = _shardings(program, layout)
+    state, batch = placed(program, layout)
     jitted = jax.jit(
-        step, out_shardings=(placed(P()), of_state), compiler_options=COMPILER
+        step,
+        out_shardings=(NamedSharding(mesh, P()), of_state),
+        compiler_options=COMPILER,
     )
-    return Spread(jitted.lower(state, batch).compile(), state, batch)
+    return jitted.lower(state, batch), state, batch
+
+
+def spread(step: Step, program: Program, layout: Layout) -> Spread:
+    program_of_devices, state, batch = lowered(step, program, layout)
+    return Spread(program_of_devices.compile(), state, batch)
 
 
 def alone(step: Step, program: Program) -> Spread:
@@ -196,7 +214,9 @@ def _weights(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Products of these keep the size of what they multiply; vectors are near to 1."""
     found = {}
     for i, (name, shape) in enumerate(shapes.items()):
-        fan_in = math.prod(shape[:-1]) if len(shape) == 4 else shape[max(-2, -len(shape))]
+        fan_in = (
+            math.prod(shape[:-1]) if len(shape) == 4 else shape[max(-2, -len(shape))]
+        )
         x = _normal(*shape, seed=i + 1)
         found[name] = 1 + 0.1 * x if len(shape) == 1 else x / np.float32(fan_in**0.5)
     return found
@@ -259,6 +279,7 @@ def _mlp() -> Program:
         ),
         inputs=_normal(batch, width),
         targets=_normal(batch, width, seed=1),
+        calls=5,
         tensor={"up": _COLUMNS, "up_bias": P("model"), "down": _ROWS},
     )
 
@@ -301,6 +322,7 @@ def _llama() -> Program:
         ),
         inputs=_normal(batch, length, width),
         targets=_normal(batch, length, width, seed=1),
+        calls=23,
         tensor={**columns, "o": _ROWS, "down": _ROWS},
         second="sequence",
     )
@@ -352,6 +374,7 @@ def _gpt2() -> Program:
         params={**of_layers, **shared},
         inputs=_tokens(batch, length, vocabulary, 1),
         targets=_tokens(batch, length, vocabulary, 2),
+        calls=17,
         tensor={
             "tokens": _ROWS,
             "qkv": P(None, None, None, "model"),
@@ -406,6 +429,7 @@ def _vit() -> Program:
         ),
         inputs=_normal(batch, size, size, 3),
         targets=_labels(batch, classes),
+        calls=25,
         tensor={**columns, "up_bias": P("model"), "o": _ROWS, "down": _ROWS},
         second="rows",
     )
@@ -465,6 +489,8 @@ def _resnet() -> Program:
         ),
         inputs=_normal(batch, size, size, 3),
         targets=_labels(batch, classes),
+        calls=15,
+        left=5,  # of few channels
         tensor={
             **dict.fromkeys(inner, outputs),
             **dict.fromkeys(("same_2", "half_2"), P(None, None, "model", None)),
@@ -487,6 +513,7 @@ def _cross_entropies() -> Program:
         params=_weights(head=(vocabulary, width)),
         inputs=_normal(batch, width),
         targets=_labels(batch, vocabulary),
+        calls=3,
         tensor={"head": _ROWS},
     )
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
-import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from device_work import measured
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from numerics import normal
@@ -18,6 +19,7 @@ from partitioned import assert_alike, compiled, mesh, pair, placed
 import tracea_jax as tracea
 from tracea_jax import _compat_partition
 from tracea_jax.ops.common import partition
+from tracea_jax.ops.linear_cross_entropy import chunks
 
 # --- products -------------------------------------------------------------------------
 
@@ -299,11 +301,139 @@ def test_parameters_that_show_their_address_are_left_to_xla():
     assert not partition.has_text({"f": object()})
 
 
-def test_a_program_that_outlives_its_lowering_compiles():
+def test_plans_follow_the_settings_of_lowering():
     args = placed(mesh(4, 2), operands(), SPLITS["rows"])
     with tracea.options(implementation="tracea"):
         lowered = jax.jit(tracea.transform(block)).lower(*args)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        result = lowered.compile()(*args)
-    np.testing.assert_allclose(result, block(*operands()), rtol=1e-4, atol=1e-4)
+    with tracea.options(implementation="xla"), partition.recording() as decisions:
+        program = lowered.compile()
+    assert len(decisions) == 1
+    assert dict(measured(program.as_text()).kernels) == {"tracea_cpu_gemm_v1": 1}
+    np.testing.assert_allclose(program(*args), block(*operands()), 1e-4, 1e-4)
+
+
+# --- cross entropy --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["rows", "vocabulary", "both"])
+def test_the_chunked_cross_entropy_gathers_no_vocabulary(split, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 14)
+
+    def cross_entropy(x, w, labels):
+        logits = x @ w.T
+        own = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
+        return -own.mean()
+
+    x, w = normal(64, 16), normal(512, 16)
+    labels = np.arange(64, dtype=np.int32) * 7 % 512
+    (site,) = tracea.explain(cross_entropy)(x, w, labels).sites[:1]
+    assert site.op == "linear_cross_entropy"
+    rows = P() if split == "vocabulary" else P("x")
+    columns = P() if split == "rows" else P("y")
+    f = jax.value_and_grad(cross_entropy, argnums=(0, 1))
+    plain, ours = pair(f, mesh(2, 4), (x, w, labels), (rows, columns, rows))
+    assert_alike(plain, ours, work=1.4)  # the logits are computed once more
+
+
+# --- convolutions ---------------------------------------------------------------------
+
+
+CONVOLUTIONS = {
+    "images": (P("x"), P()),
+    "results' channels": (P(), P(None, None, None, "x")),
+    "channels": (P(None, None, None, "x"), P(None, None, "x")),
+    "images and channels": (P("y", None, None, "x"), P(None, None, "x")),
+    "rows": (P(None, "x"), P()),
+    "rows and columns": (P(None, "x", "y"), P()),
+}
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_are_split(name, strides):
+    def f(x, w):
+        y = jax.lax.conv_general_dilated(
+            x, w, (strides,) * 2, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return (jax.nn.relu(y) ** 2).mean()
+
+    gradients = jax.value_and_grad(f, argnums=(0, 1))
+    args = normal(4, 16, 8, 8), normal(3, 3, 8, 12)
+    plain, ours = pair(gradients, mesh(4, 2), args, CONVOLUTIONS[name])
+    # Not plain's values: where rows are split, XLA adds some gradients up twice.
+    right = dataclasses.replace(plain, results=gradients(*args))
+    assert_alike(right, ours)
+    assert len(ours.decisions) == 3
+    rows = "rows" in name
+    assert all(call.decision.split["h"] for call in ours.decisions) == rows
+    assert "all-gather" not in ours.collectives
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dilation", "padding"), [(5, 1, 2), (3, 2, 2), (1, 1, 0)]
+)
+def test_halos_reach_over_several_devices(kernel, dilation, padding):
+    def f(x, w):
+        y = jax.lax.conv_general_dilated(
+            x,
+            w,
+            (1, 1),
+            [(padding, padding)] * 2,
+            rhs_dilation=(dilation, dilation),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return (y**2).mean()
+
+    args = normal(2, 8, 6, 4), normal(kernel, kernel, 4, 8)
+    plain, ours = pair(
+        jax.value_and_grad(f, argnums=(0, 1)), mesh(8), args, (P(None, "x"), P())
+    )
+    assert_alike(plain, ours)
+
+
+def test_groups_of_channels_are_split():
+    def f(x, w):
+        y = jax.lax.conv_general_dilated(
+            x,
+            w,
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=16,
+        )
+        return (y**2).mean()
+
+    args = normal(2, 8, 8, 16), normal(3, 3, 1, 16)
+    channels = P(None, None, None, "x")
+    plain, ours = pair(
+        jax.value_and_grad(f, argnums=(0, 1)), mesh(4), args, (channels, channels)
+    )
+    assert_alike(plain, ours)
+    assert all(call.decision.split["g"] for call in ours.decisions)
+
+
+# --- the others -----------------------------------------------------------------------
+
+
+def test_functions_of_elements():
+    args = normal(8, 6), normal(8, 6)
+    plain, ours = pair(
+        tracea.ops.elementwise.multiply, mesh(4, 2), args, (P("x", "y"),) * 2
+    )
+    assert_alike(plain, ours)
+    assert not ours.collectives
+
+
+def test_paged_attention_splits_sequences_and_heads():
+    def f(q, pages, lengths, indices):
+        return tracea.ops.paged_attention(q, pages, pages, lengths, indices)
+
+    q, pages = normal(8, 8, 16), normal(4, 12, 8, 16)
+    lengths = np.array([9, 1, 16, 3, 24, 8, 5, 17], np.int32)
+    indices = np.arange(24, dtype=np.int32).reshape(8, 3) % 12
+    own = mesh(2, 4)
+    args = placed(own, (q, pages, lengths, indices), (P("x"), P(), P("x"), P("x")))
+    local = compiled(f, *args)
+    np.testing.assert_allclose(
+        local.results, f(q, pages, lengths, indices), rtol=1e-4, atol=1e-5
+    )

@@ -161,9 +161,9 @@ def register(target: str, partition: Partition) -> None:
     Args:
       target: of custom calls.
       partition: (key, operands, tilings of these, results, tilings of these) ->
-        (program of one device, its operands, mesh, specs of operands, of results,
-        platform). Operands and results are ``jax.ShapeDtypeStruct``, tilings arrays
-        (dimension, device) of the index of the device's tile.
+        (``module`` of one device, mesh, specs of operands, specs of results). Operands
+        and results are ``jax.ShapeDtypeStruct``, tilings arrays (dimension, device) of
+        the index of the device's tile.
     """
     with _registering:
         if target in _registered:
@@ -203,13 +203,12 @@ def _partitioned(
     count = max((_devices(s) for s, _ in ranked), default=1)
     tilings = [_tiling(s, x.ndim, count) for s, x in ranked]
     split = len(operands)
-    program, local, mesh, ins, outs, platform = partition(
+    made, mesh, ins, outs = partition(
         key.decode(), operands, tilings[:split], results, tilings[split:]
     )
-    module = _module(program, local, mesh, platform)
     wanted = [_sharding(spec, mesh) for spec in outs]
     out = private.tuple_sharding(result_shape, wanted) if many else wanted[0]
-    return module, [_sharding(spec, mesh) for spec in ins], out
+    return made, [_sharding(spec, mesh) for spec in ins], out
 
 
 def _struct(shape: Any) -> jax.ShapeDtypeStruct:
@@ -244,7 +243,7 @@ def _sharding(spec: Spec, mesh: Mapping[str, int]) -> Any:
     return _private().to_hlo(named, len(spec))
 
 
-def _module(
+def module(
     program: Callable[..., Any],
     operands: Sequence[Any],
     mesh: Mapping[str, int],
@@ -258,14 +257,14 @@ def _module(
     abstract = jax.sharding.AbstractMesh(sizes, names, axis_types=types)
     with _bound(mesh):
         closed = jax.make_jaxpr(program)(*operands)
-        module = private.module(
+        made = private.module(
             closed,
             name="tracea_local",
             platforms=(platform,),
             backend=None,
             axis_context=manual(abstract, frozenset(mesh)),
         )
-    return private.bytecode(module)
+    return private.bytecode(made)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tracea_jax.ops.channel_sums.sharding import rule
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.promotion import of_rank
 from tracea_jax.ops.common.typed import (
@@ -84,7 +85,9 @@ def problem_of(avals: Sequence[Aval], *, relu: str, **_: Any) -> ChannelSumsProb
 
 
 channel_sums_p = lowering.primitive("tracea_channel_sums", reference)
-PLANNED = lowering.register("channel_sums", channel_sums_p, problem_of, reference)
+PLANNED = lowering.register(
+    "channel_sums", channel_sums_p, problem_of, reference, sharding=rule
+)
 
 
 def bind(

@@ -241,7 +241,11 @@ def _partition(
     ins, outs = decision.operands(rule), decision.results(rule)
     local = [_local(x, spec, mesh) for x, spec in zip(operands, ins, strict=True)]
     program = functools.partial(_program, meaning, Device(decision=decision, rule=rule))
-    return program, local, mesh, ins, outs, meaning.platform
+    # Planned with the settings of the whole program, wherever it is compiled.
+    settings = dataclasses.asdict(meaning.settings)
+    with options(**settings), planning(meaning.device):
+        made = _compat_partition.module(program, local, mesh, meaning.platform)
+    return made, mesh, ins, outs
 
 
 def _described(
@@ -257,13 +261,11 @@ def _local(x: jax.ShapeDtypeStruct, spec: Spec, mesh: sharding.Mesh) -> Any:
 
 
 def _program(meaning: Meaning, device: Device, *operands: jax.Array) -> list[jax.Array]:
-    """What one device computes, traced with the settings of the whole program."""
-    settings = meaning.settings
-    with options(**dataclasses.asdict(settings)), planning(meaning.device):
-        if meaning.rule.local is not None:
-            return meaning.rule.local(operands, device)
-        results = meaning.primitive.bind(*operands, **meaning.params)
-        return [device.complete(y, i) for i, y in enumerate(results)]
+    """What one device computes."""
+    if meaning.rule.local is not None:
+        return meaning.rule.local(operands, device)
+    results = meaning.primitive.bind(*operands, **meaning.params)
+    return [device.complete(y, i) for i, y in enumerate(results)]
 
 
 def _warn(meaning: Meaning, refusal: Refusal, mesh: sharding.Mesh) -> None:

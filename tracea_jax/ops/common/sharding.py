@@ -341,11 +341,12 @@ def refusals(
 
 
 def _why_gathered(dim: Dim, axes: Axes, rule: Rule, decision: Decision) -> str | None:
-    if not (dim and axes):
+    kept = {a for f in dim for a in decision.split[f]}
+    if not dim or kept.issuperset(axes):
         return None
     for f in dim:
-        if f in rule.whole:
-            return rule.whole[f]
+        if (reason := rule.whole.get(f)) is not None:
+            return reason
     count = math.prod(decision.mesh[a] for a in axes)
     size = math.prod(rule.sizes[f] for f in dim)
     return f"{size} is no multiple of {count}" if size % count else None

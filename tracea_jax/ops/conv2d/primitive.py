@@ -41,6 +41,7 @@ from tracea_jax.ops.common.typed import (
     unless_zero,
 )
 from tracea_jax.ops.conv2d import directions, product
+from tracea_jax.ops.conv2d.sharding import rule
 from tracea_jax.ops.matmul.definition import split
 from tracea_jax.problem import Conv2dProblem, Epilogue
 
@@ -206,7 +207,13 @@ def as_product(
 conv2d_p.def_abstract_eval(_abstract_eval)
 PLANNED = (
     lowering.register(
-        "conv2d", conv2d_p, problem_of, reference, xla=written, product=as_product
+        "conv2d",
+        conv2d_p,
+        problem_of,
+        reference,
+        sharding=functools.partial(rule, conv2d_p, _finish),
+        xla=written,
+        product=as_product,
     ),
 )
 

@@ -29,6 +29,7 @@ from tracea_jax.ops.common.typed import (
     batching,
     jvp,
 )
+from tracea_jax.ops.elementwise.sharding import rule
 from tracea_jax.problem import ElementwiseProblem
 
 _IN_JNP: dict[str, Callable[..., jax.Array]] = {
@@ -60,7 +61,9 @@ def problem_of(avals: Sequence[Aval], *, function: str, **_: Any) -> Elementwise
 
 
 elementwise_p = lowering.primitive("tracea_elementwise", reference)
-PLANNED = lowering.register("elementwise", elementwise_p, problem_of, reference)
+PLANNED = lowering.register(
+    "elementwise", elementwise_p, problem_of, reference, sharding=rule
+)
 
 
 def bind(*operands: Any, **params: Any) -> jax.Array:

@@ -10,7 +10,8 @@ keeps a few numbers a row between them:
                 dx = sum of dl @ w,  dw = dl^T @ x,  dbias = sum of dl over its rows
 
 Chunks of columns, not of rows: the gradient of w, which is the large one, is written
-once, and all rows stay together, however they are spread over devices.
+once, and all rows stay together, however they are spread over devices. Where columns
+may be spread too, there is one chunk of all: slices of them would be gathered.
 
 Operands and parameters are those of ``primitive``, the only caller but for
 ``chunk_of``. Rules of JAX's transformations are not here.
@@ -92,6 +93,10 @@ class Head:
     def vocabulary(self, w: Any) -> int:
         return w.shape[self.axis]
 
+    def at_once(self, w: Any) -> Head:
+        """The same with all columns in one chunk."""
+        return dataclasses.replace(self, chunk=self.vocabulary(w))
+
     def product(self, lhs: Any, rhs: Any, layout: str, out: Any, **others: Any) -> Any:
         """op(lhs) @ op(rhs) plus a bias or a residual, if there are any."""
         given = {name: x for name, x in others.items() if x is not None}
@@ -134,22 +139,30 @@ def statistics_dtype(logits: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """One chunk: columns from ``start``, ``size`` many; ``start`` may be traced."""
+    """One chunk: columns from ``start``, ``size`` many; ``start`` may be traced.
+
+    Where it has all columns, which may be split over devices, nothing is sliced.
+    """
 
     head: Head
     start: Any
     size: int
+    is_all: bool = False
 
     def of(self, w: Any) -> Any:
         """The chunk's part of an array of w's shape."""
+        if self.is_all:
+            return w
         return lax.dynamic_slice_in_dim(w, self.start, self.size, self.head.axis)
 
     def of_bias(self, bias: Any) -> Any:
-        if bias is None:
-            return None
+        if bias is None or self.is_all:
+            return bias
         return lax.dynamic_slice_in_dim(bias, self.start, self.size, 0)
 
     def put(self, whole: Any, part: Any, axis: int) -> Any:
+        if self.is_all:
+            return part
         return lax.dynamic_update_slice_in_dim(whole, part, self.start, axis)
 
     def logits(self, x: Any, w: Any, bias: Any) -> Any:
@@ -162,6 +175,10 @@ class Chunk:
 
     def at_label(self, logits: Any, labels: Any, otherwise: Any) -> Any:
         """(rows,): each row's entry at its label, if that is in this chunk."""
+        if self.is_all:
+            found = jnp.where(self.is_label(labels), logits, zeros_like(logits)).sum(1)
+            inside = (labels >= 0) & (labels < self.size)
+            return jnp.where(inside, found, otherwise)
         local = labels - self.start
         inside = (local >= 0) & (local < self.size)
         clipped = jnp.clip(local, 0, self.size - 1)[:, None]
@@ -306,6 +323,8 @@ def _over(
     leaves, structure = tree.flatten(start)
     aligned = lowering.align_varying_axes([*leaves, *operands])[: len(leaves)]
     carry = tree.unflatten(structure, aligned)
+    if (count, rest) == (1, 0):
+        return of_chunk(carry, Chunk(head=head, start=0, size=head.chunk, is_all=True))
     indices = arange(count, dtype=jnp.int32)
     carry, _ = lax.scan(checkpoint(step, prevent_cse=False), carry, indices)
     return checkpoint(last)(carry) if rest else carry

@@ -2,11 +2,13 @@
 
     linear_cross_entropy: x, w, labels (, bias) -> log-sum-exp, label logit
     its tangent:          x, w, labels (, bias), log-sum-exp, tangents -> their tangents
+    its gradients:        x, w, labels (, bias), log-sum-exp, cotangents -> gradients
 
 x is (rows, features), w as ``Head.layout`` says, labels (rows,) integers, bias
 (vocabulary,). A label outside of the vocabulary has the logit 0. The tangent is linear
-in the tangents, and its transpose is the backward pass, whose loop is traced as it is.
-What the loops compute is in ``chunks``; what programs call is in ``public``.
+in the tangents, and its transpose are the gradients. Where the compiler partitions
+arrays, all columns are one chunk. What the loops compute is in ``chunks``; what
+programs call is in ``public``.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tracea_jax import _compat
 from tracea_jax.catalogue import Composite
 from tracea_jax.ops.common import by_reference, lowering, remat
 from tracea_jax.ops.common.shapes import flat, move_mapped
@@ -30,11 +33,13 @@ from tracea_jax.ops.common.typed import (
     Dims,
     Operand,
     Params,
+    Primitive,
     Tangents,
     Zero,
     ad,
     batching,
     lax,
+    linear_transpose,
     make_jaxpr,
     mlir,
     zeros_like,
@@ -74,9 +79,21 @@ def _chunked(*operands: Any, head: Head, **_: Any) -> list[Any]:
 
 # ``body``, the open jaxpr of the loop, is for readers of programs.
 linear_cross_entropy_p = lowering.primitive("tracea_linear_cross_entropy", reference)
-mlir.register_lowering(
-    linear_cross_entropy_p, mlir.lower_fun(_chunked, multiple_results=True)
-)
+
+
+def _register_lowering(primitive: Primitive, f: Callable[..., list[Any]]) -> None:
+    """Lowers a primitive to the loop, or to one chunk where arrays are partitioned."""
+    lower = mlir.lower_fun(f, multiple_results=True)
+
+    def rule(ctx: Any, *operands: Any, head: Head, **params: Any) -> Any:
+        if _compat.partitioned_automatically(ctx):
+            head = head.at_once(ctx.avals_in[1])
+        return lower(ctx, *operands, head=head, **params)
+
+    mlir.register_lowering(primitive, rule)
+
+
+_register_lowering(linear_cross_entropy_p, _chunked)
 by_reference.register(linear_cross_entropy_p, reference)
 
 
@@ -120,7 +137,7 @@ def _split(operands: Sequence[Any], has_bias: bool) -> tuple[Any, ...]:
 
 
 tangent_p = lowering.primitive("tracea_linear_cross_entropy_tangent", _tangent)
-mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=True))
+_register_lowering(tangent_p, _tangent)
 by_reference.register(tangent_p, _tangent)
 
 
@@ -169,11 +186,65 @@ def _tangent_transpose(
     if all(isinstance(ct, Zero) for ct in cts):
         return [*known, *(Zero(linear[n]) if n in linear else None for n in of)]
     ct_lse, ct_label = map(ad.instantiate_zeros, cts)
-    wanted = tuple(linear)
-    grads = chunks.backward(
-        x, w, labels, bias, lse, ct_lse, ct_label, wanted=wanted, head=head
-    )
-    return [*known, *(grads.get(name) for name in of)]
+    present = [a for a in (x, w, labels, bias, lse, ct_lse, ct_label) if a is not None]
+    how: Params = {"has_bias": has_bias, "wanted": tuple(linear), "head": head}
+    found = dict(zip(linear, _bind_gradients(*present, **how), strict=True))
+    return [*known, *(found.get(name) for name in of)]
+
+
+# --- gradients ------------------------------------------------------------------------
+#
+# Operands: those of the primitive, the log-sum-exp, and the cotangents of both results.
+# ``wanted`` names what there are gradients of, ``body`` is the open jaxpr of the loop.
+
+
+def _gradients(
+    *operands: Any, has_bias: bool, wanted: tuple[str, ...], head: Head, **_: Any
+) -> list[Any]:
+    x, w, labels, bias, lse, cts = _split(operands, has_bias)
+    found = chunks.backward(x, w, labels, bias, lse, *cts, wanted=wanted, head=head)
+    return [found[name] for name in wanted]
+
+
+gradients_p = lowering.primitive("tracea_linear_cross_entropy_gradients", _gradients)
+_register_lowering(gradients_p, _gradients)
+by_reference.register(gradients_p, _gradients)
+
+
+def _bind_gradients(*operands: Any, **params: Any) -> list[Any]:
+    aligned = lowering.align_varying_axes(operands)
+    body = make_jaxpr(functools.partial(_gradients, **params))(*aligned)
+    return gradients_p.bind(*aligned, body=getattr(body, "jaxpr", body), **params)
+
+
+def _gradients_jvp(
+    primals: Arrays, tangents: Tangents, *, body: Any, **params: Any
+) -> Differentiated:
+    """Second order: the gradients' own values, the derivative of their loop."""
+    outs = _bind_gradients(*primals, **params)
+    _, douts = jvp_of_some(functools.partial(_gradients, **params), primals, tangents)
+    return outs, douts
+
+
+def _gradients_transpose(
+    cts: Tangents, *operands: Operand, body: Any, **params: Any
+) -> Cotangents:
+    """They are linear in the cotangents."""
+    linear = [ad.is_undefined_primal(x) for x in operands]
+
+    def of_linear(*some: Any) -> list[Any]:
+        rest = iter(some)
+        pairs = zip(operands, linear, strict=True)
+        return _gradients(*(next(rest) if is_so else x for x, is_so in pairs), **params)
+
+    avals = [x.aval for x, is_so in zip(operands, linear, strict=True) if is_so]
+    given = [ad.instantiate_zeros(ct) for ct in cts]
+    found = iter(linear_transpose(of_linear, *avals)(given))
+    return [next(found) if is_so else None for is_so in linear]
+
+
+ad.primitive_jvps[gradients_p] = _gradients_jvp
+ad.primitive_transposes[gradients_p] = _gradients_transpose
 
 
 ad.primitive_jvps[linear_cross_entropy_p] = _jvp
@@ -204,6 +275,13 @@ def _batch_tangent(operands: Arrays, dims: Dims, **params: Any) -> Batched:
     return _one_by_one(functools.partial(_bind_tangent, **params), moved, mapped)
 
 
+def _batch_gradients(
+    operands: Arrays, dims: Dims, *, body: Any, **params: Any
+) -> Batched:
+    moved, mapped, _ = move_mapped(operands, dims)
+    return _one_by_one(functools.partial(_bind_gradients, **params), moved, mapped)
+
+
 def _one_by_one(
     f: Callable[..., list[Any]], moved: Arrays, mapped: Sequence[bool]
 ) -> Batched:
@@ -220,6 +298,7 @@ def _one_by_one(
 
 batching.primitive_batchers[linear_cross_entropy_p] = _batch
 batching.primitive_batchers[tangent_p] = _batch_tangent
+batching.primitive_batchers[gradients_p] = _batch_gradients
 
 
 def _as_dot(avals: Sequence[Aval], params: Params) -> tuple[Any, ...]:

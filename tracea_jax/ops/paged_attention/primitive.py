@@ -32,6 +32,7 @@ from tracea_jax.ops.common.typed import (
     jvp,
     zeros,
 )
+from tracea_jax.ops.paged_attention.sharding import rule
 from tracea_jax.problem import PagedAttentionProblem
 
 _PAGES = (1, 2)  # numbers of the operands that are pages
@@ -90,7 +91,9 @@ def problem_of(
 
 
 paged_attention_p = lowering.primitive("tracea_paged_attention", reference)
-PLANNED = lowering.register("paged_attention", paged_attention_p, problem_of, reference)
+PLANNED = lowering.register(
+    "paged_attention", paged_attention_p, problem_of, reference, sharding=rule
+)
 
 
 def bind(*operands: Any, **params: Any) -> list[Any]:
