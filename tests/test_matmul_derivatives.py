@@ -11,7 +11,6 @@ import pytest
 from jax.test_util import check_grads
 from jaxprs import equations
 from numerics import ACTIVATIONS, normal
-from tracea_jax.ops.matmul.definition import reference
 from transforms import (
     LAYOUTS,
     PLAIN,
@@ -26,6 +25,7 @@ from transforms import (
 )
 
 from tracea_jax.ops import matmul
+from tracea_jax.ops.matmul.definition import reference
 from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.problem import Epilogue
 

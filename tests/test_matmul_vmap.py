@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from jaxprs import equations
 from numerics import exact, exact_gemm, normal
-from tracea_jax.ops.matmul.definition import problem_of
 from transforms import (
     LAYOUTS,
     assert_close,
@@ -23,6 +22,7 @@ from transforms import (
     plain,
 )
 
+from tracea_jax.ops.matmul.definition import problem_of
 from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.problem import Epilogue
 
