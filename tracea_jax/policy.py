@@ -143,7 +143,7 @@ def _modelled(diagnosis: Diagnosis, model: Model) -> Decision:
     if found is None:
         return unmodelled(diagnosis)
     choices = {
-        name: Choice(variant=name, config=spaces[name].config(guess.index))
+        name: Choice(variant=name, config=own[name].config(guess.index))
         for name, guess in guesses.items()
     }
     return Decision(
