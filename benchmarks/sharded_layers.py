@@ -89,7 +89,8 @@ def problems(text: str) -> int:
     return len(
         set(
             re.findall(
-                r"custom_call_target=(\"tracea_\w+\", operand_layout_constraints=.*?\}\})"
+                r"custom_call_target="
+                r"(\"tracea_\w+\", operand_layout_constraints=.*?\}\})"
                 r".*?(trans_lhs.*)?$",
                 text,
                 re.MULTILINE,
