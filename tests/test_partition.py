@@ -17,9 +17,11 @@ from numerics import normal
 from partitioned import assert_alike, compiled, mesh, pair, placed
 
 import tracea_jax as tracea
-from tracea_jax import _compat_partition
+from tracea_jax import _compat_partition, serving
+from tracea_jax.ops.channel_sums import primitive as channel_sums
 from tracea_jax.ops.common import partition
 from tracea_jax.ops.linear_cross_entropy import chunks
+from tracea_jax.ops.max_pool import primitive as max_pool
 
 # --- products -------------------------------------------------------------------------
 
@@ -424,7 +426,7 @@ def test_functions_of_elements():
     assert not ours.collectives
 
 
-def test_paged_attention_splits_sequences_and_heads():
+def test_paged_attention_splits_sequences_and_heads(always):
     def f(q, pages, lengths, indices):
         return tracea.ops.paged_attention(q, pages, pages, lengths, indices)
 
@@ -432,8 +434,75 @@ def test_paged_attention_splits_sequences_and_heads():
     lengths = np.array([9, 1, 16, 3, 24, 8, 5, 17], np.int32)
     indices = np.arange(24, dtype=np.int32).reshape(8, 3) % 12
     own = mesh(2, 4)
-    args = placed(own, (q, pages, lengths, indices), (P("x"), P(), P("x"), P("x")))
-    local = compiled(f, *args)
+    specs = P("x", "y"), P("y"), P("x"), P("x")
+    local = compiled(f, *placed(own, (q, pages, lengths, indices), specs))
+    assert len(local.decisions) == 1 and not local.collectives
     np.testing.assert_allclose(
         local.results, f(q, pages, lengths, indices), rtol=1e-4, atol=1e-5
     )
+
+
+# --- rules of ops whose kernels are for GPUs ------------------------------------------
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Every call is split by its rule, and computed by XLA on each device."""
+    monkeypatch.setattr(serving.Served, "is_xla", False)
+
+
+POOLS = {
+    "images and channels": P("x", None, None, "y"),
+    "rows": P(None, "x"),
+    "rows and columns": P(None, "y", "x"),
+}
+
+
+@pytest.mark.parametrize(("window", "stride", "pad"), [(3, 2, 1), (2, 2, 0), (5, 1, 2)])
+@pytest.mark.parametrize("name", POOLS)
+def test_max_pools_are_split(name, window, stride, pad, always):
+    params = {
+        "kernel": (window,) * 2,
+        "strides": (stride,) * 2,
+        "padding": ((pad, max(window - stride - pad, 0)),) * 2,
+    }
+
+    def pool(x):
+        how = {"implementation": None, "config": None}
+        return max_pool.max_pool_p.bind(x, **params, **how)[0]
+
+    def f(x):
+        y, pull = jax.vjp(pool, x)
+        return y, pull(jnp.cos(y))[0]
+
+    def right(x):
+        y, pull = jax.vjp(lambda x: max_pool.reference(x, **params)[0], x)
+        return y, pull(jnp.cos(y))[0]
+
+    x = normal(4, 16, 16, 4)
+    found = compiled(f, *placed(mesh(4, 2), (x,), (POOLS[name],)))
+    assert [call.name for call in found.decisions] == [
+        "tracea_max_pool",
+        "tracea_max_pool_gradient",
+    ]
+    assert "all-gather" not in found.collectives
+    for result, want in zip(found.results, right(x), strict=True):
+        np.testing.assert_allclose(result, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("relu", ["none", "result"])
+def test_sums_of_channels_are_split(relu, always):
+    x, dy = normal(8, 6, 8), normal(8, 6, 8)
+    center = normal(8)
+    args = (x, dy, center) if relu == "none" else (x, dy, normal(8, 6, 8), center)
+
+    def f(*args):
+        return channel_sums.bind(*args, relu=relu)
+
+    specs = [P("x", None, "y")] * (len(args) - 1) + [P("y")]
+    found = compiled(f, *placed(mesh(4, 2), args, specs))
+    assert len(found.decisions) == 1
+    assert found.collectives == {"all-reduce": 2}
+    want = channel_sums.reference(*args, relu=relu)
+    for result, right in zip(found.results, want, strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-4)

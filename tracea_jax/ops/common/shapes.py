@@ -1,8 +1,7 @@
-"""Brings operands of matrix products into canonical form, also those under vmap.
+"""Operands of ops: checked, broadcast, and with mapped axes in front.
 
-In canonical form operands have rank 2, or rank 3 with the batch in front. An operand of
-rank 2 is shared by all batches. The shapes of problems are computed in each op's own
-folder. Callers: the primitives of matmul, gated_matmul and conv2d.
+The shapes of problems are computed in each op's own folder. Callers: the public
+functions and the primitives of ops.
 """
 
 from __future__ import annotations
@@ -85,20 +84,3 @@ def move_mapped(
     ]
     size = next(x.shape[0] for x, m in zip(moved, mapped, strict=True) if m)
     return moved, mapped, size
-
-
-def with_batch(x: Any, is_mapped: Any, has_inner: bool, batch: Any, core: int) -> Any:
-    """x broadcast to all of ``batch``, whose dimensions are then merged into one.
-
-    Args:
-      x: (mapped axis?, inner batch?, *core dimensions).
-      is_mapped: whether x has the mapped axis.
-      has_inner: whether x has the inner batch dimensions.
-      batch: size of the mapped axis, and of the inner batch dimensions.
-      core: number of core dimensions.
-    """
-    inner = (
-        (1,) * (len(batch) - 1) if not has_inner else x.shape[is_mapped : 1 + is_mapped]
-    )
-    x = x.reshape((x.shape[0] if is_mapped else 1, *inner, *x.shape[-core:]))
-    return flat(jnp.broadcast_to(x, (*batch, *x.shape[-core:])), core)

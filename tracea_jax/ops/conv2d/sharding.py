@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from tracea_jax.ops.common import epilogue as epilogues
+from tracea_jax.ops.common.halo import exchanged
 from tracea_jax.ops.common.sharding import Device, Dims, Rule
-from tracea_jax.ops.common.typed import Aval, Params, Primitive, lax, zeros
+from tracea_jax.ops.common.typed import Aval, Params, Primitive
 from tracea_jax.ops.conv2d import directions
 from tracea_jax.ops.conv2d.directions import ROLES, SPECS, Form
 from tracea_jax.ops.matmul.definition import split
@@ -187,7 +187,7 @@ def _with_halos(
         else:
             low, high = before, reach - before - step + 1
             padding[axis] = (0, 0)
-        lhs = _exchanged(lhs, place, low, high, axes, count)
+        lhs = exchanged(lhs, place, low, high, axes, count)
     new: Params = {"padding": tuple(padding), "size": size and tuple(size)}
     return lhs, rhs, {**params, **new}
 
@@ -196,42 +196,3 @@ def _kernel(form: Form, rhs: jax.Array) -> tuple[int, int]:
     if form.direction == "weight_grad":
         return form.size
     return directions.spatial(rhs.shape, "w", form.layout)
-
-
-def _exchanged(
-    x: jax.Array, place: int, low: int, high: int, axes: tuple[str, ...], count: int
-) -> jax.Array:
-    """x with ``low`` rows of the devices before and ``high`` of those after it.
-
-    Where there are none, rows are zero; a negative number is cut off.
-    """
-    before = _received(x, place, low, axes, count, 1)
-    after = _received(x, place, high, axes, count, -1)
-    whole = jnp.concatenate([*before, x, *after], place)
-    start, stop = max(-low, 0), whole.shape[place] - max(-high, 0)
-    return lax.slice_in_dim(whole, start, stop, axis=place)
-
-
-def _received(
-    x: jax.Array,
-    place: int,
-    wanted: int,
-    axes: tuple[str, ...],
-    count: int,
-    direction: int,
-) -> list[jax.Array]:
-    """Rows of the devices before (direction 1) or after (-1), in their order."""
-    rows, found, hop = x.shape[place], list[jax.Array](), 1
-    while wanted > 0:
-        taken = min(wanted, rows)
-        start = rows - taken if direction > 0 else 0
-        part = lax.slice_in_dim(x, start, start + taken, axis=place)
-        pairs = [
-            (source, source + direction * hop)
-            for source in range(count)
-            if 0 <= source + direction * hop < count
-        ]
-        part = lax.ppermute(part, axes, pairs) if pairs else zeros(part.shape, x.dtype)
-        found.append(part)
-        wanted, hop = wanted - taken, hop + 1
-    return found[::-1] if direction > 0 else found

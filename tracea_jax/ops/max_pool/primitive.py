@@ -38,6 +38,7 @@ from tracea_jax.ops.common.typed import (
     vmap,
 )
 from tracea_jax.ops.matmul.primitive import jvp_of_some
+from tracea_jax.ops.max_pool.sharding import rule
 from tracea_jax.problem import MaxPoolProblem
 from tracea_jax.problem.max_pool import Pair
 
@@ -75,8 +76,20 @@ def problem_of(avals: Sequence[Aval], **params: Any) -> MaxPoolProblem:
 
 max_pool_p = lowering.primitive("tracea_max_pool", reference)
 gradient_p = lowering.primitive("tracea_max_pool_gradient", _gradient)
-PLANNED = lowering.register("max_pool", max_pool_p, problem_of, reference)
-PLANNED_GRADIENT = lowering.register("max_pool", gradient_p, problem_of, _gradient)
+PLANNED = lowering.register(
+    "max_pool",
+    max_pool_p,
+    problem_of,
+    reference,
+    sharding=functools.partial(rule, max_pool_p),
+)
+PLANNED_GRADIENT = lowering.register(
+    "max_pool",
+    gradient_p,
+    problem_of,
+    _gradient,
+    sharding=functools.partial(rule, gradient_p),
+)
 
 
 def bind(x: Any, *, implementation: Any = None, config: Any = None, **params: Any):
