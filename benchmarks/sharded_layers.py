@@ -86,17 +86,12 @@ def problems(text: str) -> int:
     """How many different problems the kernels of a device solve."""
     import re
 
-    return len(
-        set(
-            re.findall(
-                r"custom_call_target="
-                r"(\"tracea_\w+\", operand_layout_constraints=.*?\}\})"
-                r".*?(trans_lhs.*)?$",
-                text,
-                re.MULTILINE,
-            )
-        )
+    call = re.compile(
+        r'custom_call_target=("tracea_\w+", operand_layout_constraints=.*?\}\})'
+        r".*?(trans_lhs.*)?$",
+        re.MULTILINE,
     )
+    return len(set(call.findall(text)))
 
 
 def compiled(layout: Layout, small: bool, wrap) -> str:

@@ -513,7 +513,7 @@ def _cross_entropies() -> Program:
         params=_weights(head=(vocabulary, width)),
         inputs=_normal(batch, width),
         targets=_labels(batch, vocabulary),
-        calls=3,
+        calls=2,
         tensor={"head": _ROWS},
     )
 

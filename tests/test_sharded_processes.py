@@ -103,7 +103,8 @@ def test_an_executable_runs_in_another_process(tmp_path):
     state, batch = sharded_programs.placed(
         program, sharded_programs.LAYOUTS["DPxTP"]
     )
-    print(float(compiled(state, batch)[0]), count("cache_misses"))
+    calls = sharded_programs.measured(compiled.as_text()).calls
+    print(float(compiled(state, batch)[0]), count("cache_misses"), calls)
     """
     )
     eight = {"JAX_NUM_CPU_DEVICES": "8"}

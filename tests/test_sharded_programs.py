@@ -22,11 +22,9 @@ CASES = [
     for layout in LAYOUTS
     if LAYOUTS[layout].fits(PROGRAMS[program]())
 ]
-KERNELS = ("mlp", "llama", "gpt2", "vit")  # programs whose every product is a kernel
 # One of each program, and each layout: all others are slow tests.
 DEFAULT = {
     *(("mlp", layout) for layout in ("DP", "TP", "DPxTP", "FSDP", "FSDPxTP")),
-    ("llama", "FSDPxTP"),
     ("llama", "SP"),
     ("gpt2", "DPxTP"),
     ("vit", "rows"),
@@ -50,7 +48,7 @@ def _each(cases: Iterable[tuple[str, str]]) -> Any:
     )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def chunked(monkeypatch):
     """The cross entropies of 2048 classes are computed in eight chunks."""
     from tracea_jax.ops.linear_cross_entropy import chunks
@@ -77,19 +75,19 @@ def _assert_near(found: Any, expected: Any) -> None:
         assert np.abs(x - y).max() <= 1e-5 * np.abs(y).max()
 
 
+@pytest.mark.usefixtures("chunked")
 @_each(CASES)
 def test_devices_send_and_compute_no_more_than_plain_ones(case):
     plain, ours = _pair(case)
     a, b = plain.work, ours.work
     assert b.sent <= a.sent, f"{b}, and plain: {a}"
-    # Chunks of the vocabulary are computed again in the backward pass.
-    again = 1.5 if case[0] == "cross_entropy" else 1
-    assert b.flops <= 1.02 * again * a.flops, f"{b}, and plain: {a}"
+    assert b.flops <= 1.02 * a.flops, f"{b}, and plain: {a}"
     assert a.flops > 0 and a.sent > 0
     _assert_near(ours(), plain())
 
 
-@_each([case for case in CASES if case[0] in KERNELS])
+@pytest.mark.usefixtures("chunked")
+@_each(CASES)
 def test_every_product_is_a_kernel_as_on_one_device(case):
     _, ours = _pair(case)
     work, program = ours.work, PROGRAMS[case[0]]()
