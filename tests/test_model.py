@@ -89,7 +89,7 @@ def drawn(count: int, seed: int = 0, draws=DRAWS) -> list[Problem]:
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_features_are_finite_numbers_at_every_size(device):
-    for problem in drawn(40):
+    for problem in drawn(24):
         numbers = features.of_problem(problem, device)
         assert all(np.isfinite(value) for value in numbers.values()), problem
         assert all(np.ndim(value) == 0 for value in numbers.values())
@@ -243,7 +243,7 @@ def test_whatever_a_model_guesses_only_legal_choices_run(
     guessing = Guessing(device="", ops=ops)
     monkeypatch.setattr(policy, "covering", lambda problem, device: guessing)
     ran = set()
-    for problem in drawn(40, seed=3):
+    for problem in drawn(16, seed=3):
         with compiled_elsewhere():
             found = diagnose(problem, device, deterministic)
         decided = policy.decide(found)

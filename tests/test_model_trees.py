@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,14 @@ from tracea_jax.model.trees import Ensemble, Tree
 pytestmark = pytest.mark.once
 
 ensembles: Any = importlib.import_module("sklearn.ensemble")
+threads: Any = importlib.import_module("threadpoolctl")
 FEATURES, MEMBERS = 7, 3
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    with threads.threadpool_limits(1):
+        yield
 
 
 def fitted(steps: np.ndarray, target: np.ndarray, seed: int) -> Any:
