@@ -310,7 +310,9 @@ def test_plans_follow_the_settings_of_lowering():
     with tracea.options(implementation="xla"), partition.recording() as decisions:
         program = lowered.compile()
     assert len(decisions) == 1
-    assert dict(measured(program.as_text()).kernels) == {"tracea_cpu_gemm_v1": 1}
+    text = program.as_text()
+    assert text is not None
+    assert dict(measured(text).kernels) == {"tracea_cpu_gemm_v1": 1}
     np.testing.assert_allclose(program(*args), block(*operands()), 1e-4, 1e-4)
 
 
