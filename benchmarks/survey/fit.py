@@ -318,7 +318,12 @@ def read(arguments: argparse.Namespace) -> list[Case]:
         name = NAMED[arguments.shipped].name
         seen = shipped(TUNED)
         found += [case for case in seen if case.device.name == name]
-    return [c for c in found if not arguments.op or c.problem.op in arguments.op]
+    return [
+        c
+        for c in found
+        if (not arguments.op or c.problem.op in arguments.op)
+        and all(m.error <= arguments.most_error for m in c.measured)
+    ]
 
 
 def digest(cases: Sequence[Case]) -> str:
@@ -346,6 +351,12 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", type=pathlib.Path)
     parser.add_argument("--op", action="append", help="only these ops")
     parser.add_argument("--shipped", choices=NAMED, help="shipped answers of a GPU")
+    parser.add_argument(
+        "--most-error",
+        type=float,
+        default=float("inf"),
+        help="leave out problems with a time of a larger relative error",
+    )
     parser.add_argument("--out", type=pathlib.Path, help="folder for the models")
     for field in dataclasses.fields(Settings):
         name = f"--{field.name.replace('_', '-')}"
