@@ -64,6 +64,10 @@ class Meaning:
     settings: Options
     axes: Mapping[str, int]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Executables pickle what their programs kept alive; compiled ones need none.
+        return type(None), ()
+
 
 # Programs keep the meanings of their calls alive until they are compiled.
 _meanings: weakref.WeakValueDictionary[str, Meaning] = weakref.WeakValueDictionary()
