@@ -21,7 +21,13 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 
 
 def work(f, *args):
-    return measured(jit(f).lower(*args).compile().as_text())
+    return measured(text_of(jit(f).lower(*args)))
+
+
+def text_of(lowered):
+    text = lowered.compile().as_text()
+    assert text is not None
+    return text
 
 
 def test_bytes_of_each_collective_in_a_loop():
@@ -154,7 +160,7 @@ def test_what_is_not_known_is_an_error():
     x = normal(4)
     endless = jit(lambda x: lax.while_loop(lambda x: x.sum() < 9, jnp.exp, x))
     with pytest.raises(ValueError, match="number of runs"):
-        measured(endless.lower(x).compile().as_text())
+        measured(text_of(endless.lower(x)))
     call = '%y = f32[4]{0} custom-call(%x), custom_call_target="tracea_new_v1"'
     text = f"ENTRY %main (x: f32[4]) -> f32[4] {{\n  %x = f32[4] parameter(0)\n  {call}"
     with pytest.raises(ValueError, match="work of tracea_new_v1"):

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import jax
 import numpy as np
@@ -91,7 +92,7 @@ def test_every_variant_can_serve_some_of_the_problems(op):
 
 
 def test_the_draw_has_all_alignments_and_kinds():
-    drawn = [problems.problem("matmul", 0, "cuda", i) for i in range(300)]
+    drawn: list[Any] = [problems.problem("matmul", 0, "cuda", i) for i in range(300)]
     shares = {
         "64": sum(p.n % 64 == 0 for p in drawn),
         "8": sum(p.n % 64 > 0 and p.n % 8 == 0 for p in drawn),
@@ -125,9 +126,8 @@ def test_candidates_are_peers_defaults_and_legal_configs():
 
 
 def a_product(**fields):
-    return dataclasses.replace(
-        problems.problem("matmul", 0, "cpu", 1), m=400, n=600, k=500, **fields
-    )
+    drawn: Any = problems.problem("matmul", 0, "cpu", 1)
+    return dataclasses.replace(drawn, m=400, n=600, k=500, **fields)
 
 
 def test_candidates_follow_from_the_seed():
@@ -200,8 +200,8 @@ def a_row(index=0, seed=0, us=(3.0, 5.0), problem=None, **fields):
 
 def test_rows_round_trip(tmp_path):
     file = tmp_path / "a" / "matmul.jsonl"
-    other = {"versions": {"jax": "2"}}
-    wanted = [a_row(0), a_row(1), a_row(2, **other), a_row(3, 7), a_row(4, failed=())]
+    other = a_row(2, versions={"jax": "2"})
+    wanted = [a_row(0), a_row(1), other, a_row(3, 7), a_row(4, failed=())]
     rows.write(file, wanted[:2])
     rows.write(file, wanted)  # goes on with the numbers of the file
     assert rows.read(file) == wanted
@@ -382,6 +382,7 @@ def test_the_loop_stays_in_the_compiled_program():
         .compile()
     )
     text = compiled.as_text()
+    assert text is not None
     bodies = [part for part in text.split("\n\n") if "while" not in part.split("{")[0]]
     entry = next(part for part in bodies if part.lstrip().startswith("ENTRY"))
     assert "while(" in entry and " dot(" not in entry
@@ -431,7 +432,7 @@ def test_a_choice_that_fails_has_no_time(monkeypatch):
         raise RuntimeError("it launches nothing")
 
     def prepared(problem, choices, device):
-        runs = dict.fromkeys(choices, lambda count: None)
+        runs: dict[Any, Any] = dict.fromkeys(choices, lambda count: None)
         runs[choices[1]] = CandidateError("compile_error", "no")
         runs[choices[2]] = fails
         return runs
@@ -465,7 +466,7 @@ def test_programs_that_fail_together_are_tried_alone(monkeypatch):
         bench=lambda p, d: dataclasses.replace(bench, workload=workload),
     )
     with catalogue.using(op):
-        found = programs.prepared(problem, choices, device)
+        found: Any = programs.prepared(problem, choices, device)
     assert [isinstance(r, CandidateError) for r in found.values()] == [
         *(False, False, True, False)
     ]
