@@ -48,8 +48,8 @@ class Measured:
     """The work of one device in one run of a program.
 
     Attributes:
-      flops: floating point operations of products and convolutions, whoever computes
-        them. Kernels of attention count as the products of their definition.
+      flops: floating point operations of products and convolutions, by XLA and by
+        kernels of ours. Kernels of attention count as the products of their definition.
       kernels: (target, number) of the custom calls of ours in the program's text.
       left: number of products and convolutions in the text that XLA computes.
       collectives: by kind; of those that reach one device only, none.

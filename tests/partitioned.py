@@ -1,4 +1,4 @@
-"""Programs whose arrays the compiler partitions, beside the same ones without ours."""
+"""Programs whose arrays the compiler partitions, with our kernels and without."""
 
 from __future__ import annotations
 

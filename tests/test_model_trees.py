@@ -70,7 +70,7 @@ def mapping(rows: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def awkward(made: Ensemble, seed: int, count: int) -> np.ndarray:
-    """Rows with values on edges, beside them, infinite and NaN."""
+    """Rows with values on edges, next to edges, infinite and NaN."""
     random = np.random.default_rng(seed)
     special = np.concatenate([made.edges, made.edges + 1e-12, [np.inf, -np.inf, 0.0]])
     rows = random.normal(size=(count, FEATURES))

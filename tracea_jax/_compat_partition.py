@@ -73,7 +73,7 @@ def devices_of(ctx: Any) -> int:
     """Over how many devices the compiler splits all of a lowering's arrays.
 
     1 where there is one, where axes of a mesh are manual, and where a program is
-    exported: whoever loads it has no rules.
+    exported, as the process that loads it has no rules.
     """
     context = ctx.module_context
     if context.lowering_parameters.for_export:
@@ -94,7 +94,7 @@ def axis_names(ctx: Any) -> Mapping[str, int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Axes:
-    """What a program's arguments show, found once for all of its equations."""
+    """The mesh that a program's arguments show, found once for all equations."""
 
     sizes: Mapping[str, int]
 

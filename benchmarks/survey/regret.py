@@ -1,4 +1,4 @@
-"""What decisions cost on problems that a model never saw, as tables.
+"""Tables of regret: the cost of decisions on problems that a model never saw.
 
 The ratio of a decision is the time of the best peer over that of what it runs; where
 that is XLA on a device without another peer, it is 1. A ratio counts as under a bar
@@ -28,7 +28,7 @@ _CONFIDENCE = 1.96  # standard errors to either side
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was predicted of a case, and what its choices come to.
+    """The prediction of a case, and the times of its choices.
 
     Attributes:
       case: it.

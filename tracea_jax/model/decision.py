@@ -63,7 +63,7 @@ def best(predictions: Mapping[str, Prediction]) -> dict[str, Guess]:
 
 
 def chosen(guesses: Mapping[str, Guess], margin: float) -> Guess | None:
-    """What runs; None if nothing is predicted that may run."""
+    """The guess that runs; None if nothing is predicted that may run."""
     peers = [g for g in guesses.values() if g.variant in PEERS]
     ours = [g for g in guesses.values() if g.variant not in PEERS]
     peer = min(peers, key=lambda g: g.log_us, default=None)

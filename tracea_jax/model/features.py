@@ -1,4 +1,4 @@
-"""What the time of a choice follows from, as numbers with names.
+"""Features from which the time of a choice follows: numbers with names.
 
 problem, device        -> numbers that all choices share, and all that peers depend on
 problem, device, space -> columns: how each config fits the problem and the device
@@ -37,7 +37,7 @@ _MOST_TWOS = 256  # no kernel reads more elements at once
 
 
 def kind(problem: Problem) -> str:
-    """What must have been seen of problems for a model to know about one.
+    """The kind of a problem, which a survey must have for a model to cover it.
 
     Dtypes, layouts and directions choose kernels, so that nothing follows from others.
     """
@@ -45,7 +45,7 @@ def kind(problem: Problem) -> str:
 
 
 def of_problem(problem: Problem, device: Device) -> Numbers:
-    """What all choices share, and all that a peer's time depends on.
+    """Features that all choices share, and all that a peer's time depends on.
 
     Raises:
       KeyError: if nothing is known of the op.
@@ -142,7 +142,7 @@ def _product(problem: GemmProblem | GatedMatmulProblem, device: Device) -> Numbe
 
 
 def _of_product(m: int, n: int, k: int, batch: int, device: Device) -> Numbers:
-    """Of a product of these sizes, which may stand for a convolution's."""
+    """Features of a product of these sizes, which may stand for a convolution's."""
     numbers: Numbers = {"batch": _log(batch), "outputs": _log(batch * m * n)}
     for name, size in (("m", m), ("n", n), ("k", k)):
         numbers |= {name: _log(size), f"{name}_twos": _twos(size)}

@@ -70,7 +70,7 @@ class Regressor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class OpModel:
-    """What a model knows of one op.
+    """The part of a model for one op.
 
     Attributes:
       regressors: by the peer's name, and ``OURS``.
@@ -92,7 +92,7 @@ class OpModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """What was fitted for one kind of device.
+    """A model of times on one kind of device.
 
     Attributes:
       device: as ``device_kind`` names it.
@@ -167,14 +167,14 @@ class Model:
 def baseline_us(
     problem: Problem, device: Device, overhead_us: float, space: Space
 ) -> float | np.ndarray:
-    """What predictions are relative to: a variant's own model, if it has one."""
+    """Times that predictions are relative to: a variant's own model, if it has one."""
     if space.modelled_us is not None:
         return space.modelled_us
     return (roofline.floor_us(problem, device) or 0.0) + overhead_us
 
 
 def device_kind(device: Device) -> str:
-    """What devices have in common that one model is for; the name of its file."""
+    """The kind of devices that one model is for; the name of its file."""
     if isinstance(device, CpuDevice):
         return f"cpu-{device.isa}"
     return "-".join(device.name.lower().split())

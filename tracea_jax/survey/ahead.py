@@ -94,14 +94,14 @@ class Planner:
 
 
 def _form(problem: Problem, variant: str) -> Hashable:
-    """What problems that share kernels have in common: all that is no number."""
+    """The fields that problems with common kernels share: all but numbers."""
     values = (getattr(problem, f.name) for f in dataclasses.fields(cast(Any, problem)))
     return variant, tuple(v for v in values if not isinstance(v, int | float | tuple))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """What compiling a plan's kernels came to."""
+    """The outcome of compiling a plan's kernels."""
 
     kernels: int
     failed: tuple[str, ...]

@@ -34,7 +34,7 @@ Compiled = Callable[[Problem, str, Space], Iterable[Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """What a survey would rather measure.
+    """Preferences among the choices to measure.
 
     Attributes:
       ranked: (problem, device, choices) -> predicted times; None without a model. Its

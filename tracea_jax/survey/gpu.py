@@ -67,7 +67,7 @@ class Place:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the processes."""
+        """Environment variables of the processes."""
         flags = os.environ.get("XLA_FLAGS", "")
         return {
             **os.environ,

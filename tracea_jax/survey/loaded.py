@@ -38,7 +38,7 @@ class GpuLost(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What of a problem can be timed, and why other choices cannot.
+    """The choices of a problem that can be timed, and why others cannot.
 
     Attributes:
       calls: execute a choice once and return its results.

@@ -95,7 +95,7 @@ def _spread(raced: Race, choice: Choice) -> float:
 
 
 def versions(device: Device) -> dict[str, str]:
-    """Of all that times depend on, besides the device and our kernels."""
+    """Versions of the libraries that times depend on."""
     found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
     if isinstance(device, CudaDevice):
         found["driver"] = cuda_driver_version() or ""

@@ -55,7 +55,7 @@ class Numbered:
 
     @property
     def name(self) -> str:
-        """What its random candidates follow from."""
+        """The seed of its random candidates."""
         return f"{self.seed} {self.index}"
 
 

@@ -37,7 +37,7 @@ Prepared = Mapping[Choice, Run | CandidateError]
 
 
 def prepared(problem: Problem, choices: Sequence[Choice], device: Device) -> Prepared:
-    """What executes each choice any number of times, or why it cannot be run.
+    """Functions that execute each choice any number of times, or why it cannot run.
 
     Raises:
       ValueError: if the problem itself cannot be run.

@@ -69,7 +69,7 @@ class Time:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What was measured of one problem; see ``survey.problems`` and ``candidates``.
+    """The measurements of one problem; see ``survey.problems`` and ``candidates``.
 
     Attributes:
       index, seed: of the problem's draw.
@@ -101,7 +101,7 @@ class Row:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells rows of one file apart."""
+        """The key of a row in its file."""
         return self.seed, self.index
 
     def times_of(self, variant: str) -> tuple[Time, ...]:

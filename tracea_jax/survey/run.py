@@ -57,7 +57,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a survey measured.
+    """The outcome of a survey.
 
     Attributes:
       directory: where the rows are.

@@ -48,7 +48,7 @@ def rule(
     backward: bool,
     **params: Any,
 ) -> Rule:
-    """Of the primitives of the forward and the backward pass."""
+    """The rule of the primitives of the forward and the backward pass."""
     x = spec.named(avals)
     q, k, v = x["q"], x["k"], x["v"]
     sizes = {

@@ -10,7 +10,7 @@ from tracea_jax.ops.common.typed import Aval
 
 
 def rule(avals: Sequence[Aval], *, relu: str, **_: Any) -> Rule:
-    """Of the primitive of channel_sums."""
+    """The rule of the primitive of channel_sums."""
     shape = avals[0].shape
     names = tuple(f"d{i}" for i in range(len(shape)))
     sizes = dict(zip(names, shape, strict=True))

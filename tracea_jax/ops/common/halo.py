@@ -59,7 +59,7 @@ def _received(
 
 
 def _shifted(x: jax.Array, by: int, axes: Axes, count: int, fill: float) -> jax.Array:
-    """What the device ``by`` places before this one has."""
+    """The array of the device ``by`` places before this one."""
     pairs = [(i, i + by) for i in range(count) if 0 <= i + by < count]
     outside = full(x.shape, fill, x.dtype)
     if not pairs:

@@ -45,7 +45,7 @@ Sharding = Callable[..., Rule]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Meaning:
-    """What a call stands for.
+    """The meaning of a call.
 
     Attributes:
       primitive, params: of the equation.
@@ -202,7 +202,7 @@ _recordings: list[list[Partitioned]] = []
 
 @contextlib.contextmanager
 def recording() -> Generator[list[Partitioned]]:
-    """What is partitioned inside a ``with`` block; XLA may ask in any thread."""
+    """Records calls partitioned inside a ``with`` block, in any thread."""
     found: list[Partitioned] = []
     _recordings.append(found)
     try:
@@ -265,7 +265,7 @@ def _local(x: jax.ShapeDtypeStruct, spec: Spec, mesh: sharding.Mesh) -> Any:
 
 
 def _program(meaning: Meaning, device: Device, *operands: jax.Array) -> list[jax.Array]:
-    """What one device computes."""
+    """The results of one device."""
     if meaning.rule.local is not None:
         return meaning.rule.local(operands, device)
     results = meaning.primitive.bind(*operands, **meaning.params)

@@ -160,7 +160,7 @@ def of_mapped(
     layout: str,
     params: Params,
 ) -> Mapped:
-    """What a product with mapped operands is, whose axes come first."""
+    """The product with mapped operands, whose axes come first."""
     lhs, rhs = (
         jax.ShapeDtypeStruct(x.shape[int(is_mapped) :], x.dtype)
         for x, is_mapped in zip(factors, mapped, strict=False)

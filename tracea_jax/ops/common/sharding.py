@@ -62,7 +62,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What the program of one device knows about the others.
+    """The place of one device's program among the others.
 
     Attributes:
       decision: how the op is split.
@@ -119,7 +119,7 @@ class Decision:
     scattered: tuple[Mapping[str, Axes], ...]
 
     def spec(self, dims: Dims, scattered: Mapping[str, Axes] | None = None) -> Spec:
-        """Of an array, with what sums are scattered over."""
+        """The axes of an array, with those that sums are scattered over."""
         more = scattered or {}
         return tuple(
             tuple(a for f in dim for a in (*self.split[f], *more.get(f, ())))
@@ -221,7 +221,7 @@ def _is_valid(split: Mapping[str, Axes], rule: Rule, mesh: Mesh) -> bool:
 def _scattered(
     rule: Rule, split: Mapping[str, Axes], results: Sequence[Spec], mesh: Mesh
 ) -> tuple[Mapping[str, Axes], ...]:
-    """Of each result the axes of sums that it is wanted split over."""
+    """The axes of sums that each result is wanted split over."""
     found: list[Mapping[str, Axes]] = []
     for dims, wanted in zip(rule.results, results, strict=True):
         own = {f for dim in dims for f in dim}
@@ -269,7 +269,7 @@ def _bytes_sent(
     results: Sequence[Spec],
     nbytes: Sequence[int],
 ) -> float:
-    """What each device sends: to reshard operands and results, and to add up sums."""
+    """Bytes a device sends to reshard operands and results and to add up sums."""
     mesh, sizes = decision.mesh, iter(nbytes)
     sent = 0.0
     for given, needed in zip(operands, decision.operands(rule), strict=True):
@@ -330,7 +330,7 @@ class Refusal:
 def refusals(
     rule: Rule, decision: Decision, operands: Sequence[Spec]
 ) -> Iterator[Refusal]:
-    """What is gathered for a reason that XLA has not."""
+    """The operands that are gathered for a reason that XLA does not have."""
     seen: set[str] = set()
     for dims, spec in zip(rule.operands, operands, strict=True):
         for dim, axes in zip(dims, spec, strict=True):

@@ -38,7 +38,7 @@ def rule(
     epilogue: Epilogue,
     **params: Any,
 ) -> Rule:
-    """Of the primitive of conv2d.
+    """The rule of the primitive of conv2d.
 
     Args:
       primitive: itself.

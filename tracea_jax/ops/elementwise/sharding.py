@@ -10,7 +10,7 @@ from tracea_jax.ops.common.typed import Aval
 
 
 def rule(avals: Sequence[Aval], **_: Any) -> Rule:
-    """Of the primitive of elementwise; an operand may be a single number."""
+    """The rule of elementwise's primitive; an operand may be a single number."""
     shape = max((x.shape for x in avals), key=len)
     names = tuple(f"d{i}" for i in range(len(shape)))
     sizes = dict(zip(names, shape, strict=True))

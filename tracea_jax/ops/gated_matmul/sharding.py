@@ -28,7 +28,7 @@ def rule(
     save_products: bool,
     **params: Any,
 ) -> Rule:
-    """Of the primitive of gated_matmul."""
+    """The rule of the primitive of gated_matmul."""
     lhs, gate, _ = avals
     factors = Factors(lhs, gate, layout, params)
     how: Params = {"layout": layout, "save_products": save_products, **params}

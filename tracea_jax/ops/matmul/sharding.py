@@ -64,7 +64,7 @@ def rule(
     epilogue: Epilogue,
     **params: Any,
 ) -> Rule:
-    """Of the primitive of matmul."""
+    """The rule of the primitive of matmul."""
     lhs, rhs, *_ = avals
     factors = Factors(lhs, rhs, layout, params)
     operands = [factors.lhs, factors.rhs]

@@ -21,7 +21,7 @@ _SPATIAL = ("h", "v")  # factors of rows and columns of results
 
 
 def rule(primitive: Primitive, avals: Sequence[Aval], **params: Any) -> Rule:
-    """Of the primitives of max pools (x) and of their gradients (x, dy)."""
+    """The rule of max pools (x) and of their gradients (x, dy)."""
     images, *size, channels = avals[0].shape
     sizes = {"b": images, "c": channels}
     whole: dict[str, str | None] = {}

@@ -10,7 +10,7 @@ from tracea_jax.ops.common.typed import Aval
 
 
 def rule(avals: Sequence[Aval], **_: Any) -> Rule:
-    """Of the primitive of paged_attention."""
+    """The rule of the primitive of paged_attention."""
     q, k_pages, v_pages, lengths, indices = avals
     kv_heads, pages, page_size, head_dim = k_pages.shape
     sizes = {
