@@ -17,6 +17,8 @@ from tracea_jax.ops.attention import cudnn as attention_cudnn
 from tracea_jax.ops.attention.reference import OPTIONAL, Spec, backward_reference
 from tracea_jax.ops.attention.reference import reference as forward_reference
 
+pytestmark = pytest.mark.once
+
 
 def as_cudnn(q, k, v, bias, lengths, *, scale, causal, window):
     """(o, lse) as cuDNN computes them; past the lengths is what memory holds."""

@@ -20,6 +20,8 @@ from transforms import assert_close, each_in_f64, in_f64, in_f64_once
 from tracea_jax.ops import attention, remat_policy
 from tracea_jax.ops.common import lowering
 
+pytestmark = pytest.mark.once
+
 theirs = jax.nn.dot_product_attention
 
 

@@ -25,6 +25,8 @@ from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.variants import CpuCall
 from tracea_jax.variants.attention_cpu import ATTENTION_CPU, AttentionCpuConfig
 
+pytestmark = pytest.mark.once
+
 ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
 INF, NAN = np.inf, np.nan
 

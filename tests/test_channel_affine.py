@@ -19,6 +19,8 @@ from transforms import assert_close
 
 import tracea_jax as tracea
 
+pytestmark = pytest.mark.once
+
 C = 8
 
 

@@ -17,6 +17,8 @@ from transforms import assert_close, assert_derivatives_alike, in_f64, products
 
 from tracea_jax.ops import conv2d
 
+pytestmark = pytest.mark.once
+
 EVERY = (0, 1, 2, 3)
 count = functools.partial(products, name="tracea_conv2d")
 

@@ -19,6 +19,8 @@ from tracea_jax.ops import conv2d
 from tracea_jax.ops.conv2d.primitive import conv2d_p, reference
 from tracea_jax.problem import Epilogue
 
+pytestmark = pytest.mark.once
+
 SUBSETS = [s for s in itertools.product((False, True), repeat=4) if any(s)]
 
 

@@ -19,6 +19,8 @@ from numerics import normal
 import tracea_jax as tracea
 from tracea_jax.ops.cuda_kernel.tangent import differentiable
 
+pytestmark = pytest.mark.once
+
 # --- where the kernel cannot run ------------------------------------------------------
 
 

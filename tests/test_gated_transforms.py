@@ -25,6 +25,8 @@ from tracea_jax.ops.gated_matmul.primitive import (
     reference,
 )
 
+pytestmark = pytest.mark.once
+
 
 def fused(activation, *args):
     return gated_matmul(*args, activation=activation, implementation="gated_fused")

@@ -28,6 +28,8 @@ from tracea_jax.variants.base import kernels_in
 from tracea_jax.variants.group_norm_sm90 import GROUP_NORM_SM90
 from tracea_jax.variants.layer_norm import LAYER_NORM
 
+pytestmark = pytest.mark.once
+
 A100, H200 = NAMED["A100"], NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 UNET = GroupNormProblem(

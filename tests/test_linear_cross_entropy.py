@@ -30,6 +30,8 @@ import tracea_jax as tracea
 from tracea_jax.ops import linear_cross_entropy
 from tracea_jax.ops.linear_cross_entropy import chunks
 
+pytestmark = pytest.mark.once
+
 ROUNDING = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 # rows, vocabulary, chunk: one row, primes, a chunk that divides, one that leaves one
 # column, one column at a time, all columns.

@@ -25,6 +25,8 @@ from numerics import normal
 import tracea_jax as tracea
 from tracea_jax.ops import linear_cross_entropy
 
+pytestmark = pytest.mark.once
+
 # --- JAX's transformations ------------------------------------------------------------
 
 

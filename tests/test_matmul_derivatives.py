@@ -29,6 +29,8 @@ from tracea_jax.ops.matmul.definition import reference
 from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.problem import Epilogue
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_derivatives_to_second_order_agree_with_differences(activation):

@@ -26,6 +26,8 @@ from tracea_jax.ops.matmul.definition import problem_of
 from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.problem import Epilogue
 
+pytestmark = pytest.mark.once
+
 SUBSETS = [s for s in itertools.product((False, True), repeat=4) if any(s)]
 
 

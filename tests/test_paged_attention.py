@@ -12,6 +12,8 @@ from numerics import normal
 
 from tracea_jax.ops import attention, paged_attention
 
+pytestmark = pytest.mark.once
+
 LENGTHS = jnp.asarray([0, 13, 24], jnp.int32)
 PAGES = jnp.asarray([[9, 9, 9], [4, 0, 9], [1, 7, 3]], jnp.int32)
 

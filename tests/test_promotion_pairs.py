@@ -15,6 +15,8 @@ import pytest
 from tracea_jax import ops
 from tracea_jax.ops.common.promotion import promoted
 
+pytestmark = pytest.mark.once
+
 NAMES = (
     *("bool", "int4", "int32", "float8_e4m3fn", "float8_e5m2"),
     *("bfloat16", "float32", "complex64"),

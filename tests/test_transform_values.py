@@ -18,7 +18,7 @@ import tracea_jax as tracea
 from tracea_jax.rewrite import rules, splice
 from tracea_jax.rewrite.attention import steps
 
-pytestmark = pytest.mark.usefixtures("calls_only")
+pytestmark = [pytest.mark.usefixtures("calls_only"), pytest.mark.once]
 
 
 @np.errstate(all="ignore")
