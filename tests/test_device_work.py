@@ -1,4 +1,4 @@
-"""Work and bytes read from compiled programs, against what is known of them."""
+"""Work and bytes read from compiled programs, against counts by hand."""
 
 from __future__ import annotations
 

@@ -182,6 +182,7 @@ def register(target: str, partition: Partition) -> None:
 
 
 def _not_asked(*_: Any) -> Any:
+    # XLA has these callbacks for GSPMD, which ``is_enabled`` rules out.
     raise NotImplementedError("Shardy propagates shardings by rules")
 
 
