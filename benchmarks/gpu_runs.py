@@ -85,13 +85,16 @@ def run(
             own.mkdir(mode=0o700)
             return pool.submit(_run, file, part, pytest_args, own)
 
-        # Files in their order, so that one that is done is recorded early.
-        waiting = {f: [start(f, part) for part in parts[f]] for f in files}
-        for file, futures in waiting.items():
-            outcomes = [future.result() for future in futures]
-            whole = [outcome for outcome in outcomes if outcome is not None]
-            total = sum(whole[1:], whole[0]) if whole else None
-            yield file, total if len(whole) == len(outcomes) else None
+        # A file is recorded when its last part ends, whatever parts of others still run.
+        owners = {start(file, part): file for file in files for part in parts[file]}
+        outcomes: dict[pathlib.Path, list[Outcome | None]] = {f: [] for f in files}
+        for future in concurrent.futures.as_completed(owners):
+            found = outcomes[file := owners[future]]
+            found.append(future.result())
+            if len(found) == len(parts[file]):
+                whole = [outcome for outcome in found if outcome is not None]
+                total = sum(whole[1:], whole[0]) if whole else None
+                yield file, total if len(whole) == len(found) else None
 
 
 def compiled_sources(directory: pathlib.Path) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
                 flags = os.environ.get("XLA_FLAGS", "")
                 fast = "--xla_cpu_use_fusion_emitters=false"  # compiles twice as fast
                 os.environ["XLA_FLAGS"] = f"{flags} {fast}".strip()
-        _compile_once(config)
+    _compile_once(config)
     if config.getoption("--compile"):
         if hasattr(config, "workerinput"):
             raise pytest.UsageError("--compile writes one record: it goes without -n")
