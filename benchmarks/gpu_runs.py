@@ -85,7 +85,7 @@ def run(
             own.mkdir(mode=0o700)
             return pool.submit(_run, file, part, pytest_args, own)
 
-        # A file is recorded when its last part ends, whatever parts of others still run.
+        # A file is recorded when its last part ends, while parts of others still run.
         owners = {start(file, part): file for file in files for part in parts[file]}
         outcomes: dict[pathlib.Path, list[Outcome | None]] = {f: [] for f in files}
         for future in concurrent.futures.as_completed(owners):

@@ -11,7 +11,7 @@ import pytest
 
 from tracea_jax.device import NAMED, local_cpu
 from tracea_jax.runtime import nvrtc
-from tracea_jax.survey import ahead, gpu, rows
+from tracea_jax.survey import ahead, gpu, loaded, rows
 from tracea_jax.survey.ahead import Planned, Planner
 from tracea_jax.survey.candidates import PEERS, Preferences, candidates
 from tracea_jax.survey.measure import row_of
@@ -232,3 +232,46 @@ def test_problems_are_measured_in_other_processes(tmp_path):
     assert [row.index for row in found] == [0, 1, 2]
     assert all(len(row.times) == 2 and not row.failed for row in found)
     assert list((tmp_path / "programs").iterdir())
+
+
+# Memory.
+
+
+def loaded_without_memory(monkeypatch, is_lost):
+    """``loaded`` of a product whose choices of these names find no memory."""
+    (planned,) = planned_products(1)
+    subject = loaded.Subject.of(planned.numbered.problem, local_cpu())
+    compiled = loaded.Subject.compiled
+
+    def compile_or_fail(self, choice):
+        if not is_lost(choice):
+            return compiled(self, choice)
+
+        def call(*inputs):
+            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+        return call
+
+    monkeypatch.setattr(loaded.Subject, "compiled", compile_or_fail)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        found = loaded.loaded({0: (subject, planned.choices)}, threads)
+    return planned.choices, found[0]
+
+
+def test_a_choice_without_memory_fails_alone(monkeypatch):
+    choices, found = loaded_without_memory(monkeypatch, lambda c: c.variant == "xla")
+    assert found.failed == {choices[0]: "launch_error"}
+    assert set(found.calls) == set(choices[1:])
+    assert choices[1:]
+
+
+def test_a_process_without_memory_is_replaced(monkeypatch):
+    """Its problems are raced again; a row without times would be final."""
+    with pytest.raises(loaded.GpuLost, match="memory"):
+        loaded_without_memory(monkeypatch, lambda c: True)
+
+
+def test_processes_that_compile_return_memory(tmp_path):
+    place = gpu.Place(cache=tmp_path, programs=tmp_path)
+    assert place.compiling["XLA_PYTHON_CLIENT_ALLOCATOR"] == "platform"
+    assert "XLA_PYTHON_CLIENT_ALLOCATOR" not in place.environment

@@ -67,7 +67,7 @@ class Place:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of the processes."""
+        """Environment variables of the racer, and of all processes by default."""
         flags = os.environ.get("XLA_FLAGS", "")
         return {
             **os.environ,
@@ -81,12 +81,21 @@ class Place:
             "XLA_FLAGS": f"{flags} --xla_gpu_enable_command_buffer=".strip(),
         }
 
+    @property
+    def compiling(self) -> dict[str, str]:
+        """Environment variables of processes that compile peers.
+
+        A pool of JAX's default allocator never returns what XLA's autotuner took: those
+        of 15 processes left the racer no memory after some hundred problems.
+        """
+        return {**self.environment, "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
+
 
 class Workers:
     """Processes that answer questions, one for each thread; lost ones are replaced."""
 
-    def __init__(self, place: Place, count: int) -> None:
-        self._environment = place.environment
+    def __init__(self, environment: Mapping[str, str], count: int) -> None:
+        self._environment = dict(environment)
         self._local = threading.local()
         self._started: list[Worker] = []
         self.pool = concurrent.futures.ThreadPoolExecutor(count)
@@ -134,8 +143,10 @@ def measured(
       on_failure: called with what went wrong.
     """
     with contextlib.ExitStack() as stack:
-        peers = stack.enter_context(contextlib.closing(Workers(place, compilers)))
-        racer = stack.enter_context(contextlib.closing(Workers(place, 1)))
+        peers = stack.enter_context(
+            contextlib.closing(Workers(place.compiling, compilers))
+        )
+        racer = stack.enter_context(contextlib.closing(Workers(place.environment, 1)))
         pool = CompilePool(place.cache, workers=kernels)
         ahead = stack.enter_context(contextlib.closing(Ahead(pool, device)))
         yield from in_groups(
@@ -272,6 +283,8 @@ def race_here(group: Sequence[Planned], device: Device) -> list[Row]:
     with turns.alone(), measure.exclusive(current().directory, device):
         calls = {i: of.calls for i, of in found.items()}
         times = loaded.kernel_times(calls, ROUNDS, device)
+    if len(group) > 1 and not times:
+        raise loaded.GpuLost("no profile shows a kernel")
     return [
         _row(planned, times.get(i, {}), found[i].failed, device)
         for i, planned in enumerate(group)

@@ -26,6 +26,7 @@ from tracea_jax.survey.cuda_errors import forget_error
 from tracea_jax.tuning.measure import Timing, candidate_error, race
 
 _UNTUNED = {"xla_gpu_autotune_level": 0}
+_NO_MEMORY = "RESOURCE_EXHAUSTED"  # in messages of XLA
 _LAST = "cudnn"  # loading it may fail, and spoil what is loaded after it
 
 Call = Callable[[], Any]
@@ -93,7 +94,8 @@ def loaded(
     """Compiles the programs of some problems, and runs each of them.
 
     Raises:
-      GpuLost: if one of them broke the GPU's context.
+      GpuLost: if one of them broke the GPU's context, or if there is no memory for any
+        choice of a problem.
     """
     futures = {
         name: {c: threads.submit(subject.compiled, c) for c in choices}
@@ -114,7 +116,15 @@ def loaded(
                 if why := _failure(of[choice]):
                     failed[name][choice] = why
                     del of[choice]
-    return {n: Loaded(calls=calls[n], failed=failed[n]) for n in asked}
+    for name, of in calls.items():
+        if not of and _NO_MEMORY in failed[name].values():
+            raise GpuLost(f"no memory for any choice of {asked[name][0].problem}")
+    return {n: Loaded(calls=calls[n], failed=_kinds(failed[n])) for n in asked}
+
+
+def _kinds(failed: Mapping[Choice, str]) -> dict[Choice, str]:
+    """Kinds of failures as rows have them."""
+    return {c: "launch_error" if k == _NO_MEMORY else k for c, k in failed.items()}
 
 
 def _failure(call: Call) -> str | None:
@@ -123,17 +133,19 @@ def _failure(call: Call) -> str | None:
     Raises:
       GpuLost: if nothing else runs after it, either.
     """
+    kind = "launch_error"
     for _ in range(2):
         try:
             jax.block_until_ready(call())
             return None
-        except Exception:
+        except Exception as e:
+            kind = _NO_MEMORY if _NO_MEMORY in str(e) else "launch_error"
             forget_error()
     try:
         jax.block_until_ready(jnp.zeros(8) + 1)
     except Exception as e:
         raise GpuLost(f"{type(e).__name__}: {e}"[:300]) from e
-    return "launch_error"
+    return kind
 
 
 def kernel_times(
