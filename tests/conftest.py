@@ -64,6 +64,10 @@ def pytest_configure(config: pytest.Config) -> None:
                 flags = os.environ.get("XLA_FLAGS", "")
                 fast = "--xla_cpu_use_fusion_emitters=false"  # compiles twice as fast
                 os.environ["XLA_FLAGS"] = f"{flags} {fast}".strip()
+    else:
+        flags = os.environ.get("XLA_FLAGS", "")
+        untuned = "--xla_gpu_autotune_level=0"  # XLA's programs are references
+        os.environ["XLA_FLAGS"] = f"{flags} {untuned}".strip()
     _compile_once(config)
     if config.getoption("--compile"):
         if hasattr(config, "workerinput"):
