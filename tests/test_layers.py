@@ -52,6 +52,7 @@ ORDER = (
     "call",
     "mutable",
     "verdicts",
+    "precompile",
     "transform",
     "explain",
     "graph_adds",

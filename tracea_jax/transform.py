@@ -23,7 +23,7 @@ from jax.core import Tracer
 from jax.extend import source_info_util
 from jax.extend.core import jaxpr_as_fun
 
-from tracea_jax import _compat, mutable
+from tracea_jax import _compat, mutable, precompile
 from tracea_jax.call import Call, unwrapped
 from tracea_jax.mistakes import (
     check_function,
@@ -178,6 +178,7 @@ class Transformed:
             own, shape = made(rules, call, arrays)
             if without := left_of(own, ops, after_grad, planned_device()):
                 own, shape = made(fewer(rules, without), call, arrays)
+            precompile.start(own, planned_device())
             # What is differentiated from here on is ours already.
             with splicing(()), _compat.marked("transform"):
                 results = jaxpr_as_fun(own)(*arrays)

@@ -12,6 +12,7 @@ as lasting: the key covers the compiler, so trying again would fail again.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -41,6 +42,8 @@ _DAMAGE = (ValueError, RecursionError)  # what decoding raises
 
 _memory: dict[str, Cubin] = {}
 _lock = threading.Lock()
+# Kernels that processes compile into the store, by key.
+_expected: dict[str, concurrent.futures.Future[None]] = {}
 
 
 class KnownFailure(CompileError):
@@ -62,6 +65,7 @@ def get_or_compile(
 ) -> Cubin:
     """The compiled kernel: from this process, else from the store, else compiled now.
 
+    A kernel that another process compiles into the store (``expect``) is waited for.
     What the compiler refused is remembered in the store and not tried again.
     A damaged entry is compiled again and replaced. Where the store cannot be written,
     kernels are kept in memory only. Either is reported by one warning.
@@ -76,6 +80,9 @@ def get_or_compile(
       CompileError, ToolchainMissing: see ``nvrtc.compile``.
     """
     key = nvrtc.key(kernel)
+    if (future := _expected.get(key)) is not None:
+        concurrent.futures.wait([future])  # if it failed, the store says so, or not
+        _expected.pop(key, None)
     with _lock:  # one compilation at a time: NVRTC gains nothing from threads
         cubin = _memory.get(key)
         if cubin is None and directory is not None:
@@ -91,6 +98,21 @@ def get_or_compile(
     if directory is not None and not os.path.exists(path(directory, kernel.arch, key)):
         _save(directory, kernel, cubin)
     return cubin
+
+
+def expect(key: str, future: concurrent.futures.Future[None]) -> None:
+    """Lets ``get_or_compile`` wait for a kernel.
+
+    Args:
+      key: of the kernel.
+      future: done when the store has the kernel, or when it could not be compiled.
+    """
+    _expected[key] = future
+
+
+def is_known(key: str) -> bool:
+    """Whether this process has the kernel, or expects it."""
+    return key in _memory or key in _expected
 
 
 def known_failure(
@@ -353,9 +375,11 @@ __all__ = [
     "KnownFailure",
     "collect",
     "count",
+    "expect",
     "failure",
     "get_or_compile",
     "has",
+    "is_known",
     "is_trusted",
     "load",
     "mark_winner",
