@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import math
+import pathlib
 import signal
 import subprocess
 import sys
@@ -574,6 +575,19 @@ def test_the_command_refuses_what_it_cannot_survey(capsys, how, tmp_path):
     assert cli.main(["survey", *how, "--out", str(tmp_path)]) == 1
     assert how[0] in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_parts_for_several_gpus_are_put_together(tmp_path):
+    """A second call goes on where the first one ended; here the parts share a CPU."""
+    script = pathlib.Path(__file__).parent.parent / "benchmarks/survey/run.py"
+    how = ["--gpus=0,1", "--op", "matmul", "--most", "2", "--out", str(tmp_path)]
+    file = rows.path(tmp_path, local_cpu(), "matmul")
+    for count in (4, 8):
+        subprocess.run([sys.executable, str(script), *how], check=True)
+        indices = [row.index for row in rows.read(file)]
+        assert sorted(indices) == list(range(count)), "each problem once"
+    assert not list(tmp_path.glob("tmp*"))
 
 
 def test_choices_are_plain_data():

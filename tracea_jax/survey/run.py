@@ -93,6 +93,10 @@ class Part:
         if not 0 <= self.index < self.of:
             raise ValueError(f"part {self.index} of {self.of}: count from 0")
 
+    def has(self, numbered: Numbered) -> bool:
+        """Whether a problem belongs to this part."""
+        return numbered.index % self.of == self.index
+
 
 def survey(
     directory: pathlib.Path,
