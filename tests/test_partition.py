@@ -13,15 +13,19 @@ import pytest
 from device_work import measured
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxprs import all_equations
 from numerics import normal
 from partitioned import assert_alike, compiled, mesh, pair, placed
 
 import tracea_jax as tracea
 from tracea_jax import _compat_partition, serving
 from tracea_jax.ops.channel_sums import primitive as channel_sums
-from tracea_jax.ops.common import partition
+from tracea_jax.ops.common import partition, sharding
 from tracea_jax.ops.linear_cross_entropy import chunks
+from tracea_jax.ops.matmul.primitive import matmul_p
+from tracea_jax.ops.matmul.sharding import rule as matmul_rule
 from tracea_jax.ops.max_pool import primitive as max_pool
+from tracea_jax.problem import Epilogue
 
 # --- products -------------------------------------------------------------------------
 
@@ -508,3 +512,43 @@ def test_sums_of_channels_are_split(relu, always):
     want = channel_sums.reference(*args, relu=relu)
     for result, right in zip(found.results, want, strict=True):
         np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sums_of_columns_are_sent_with_the_bits_of_the_derivative(dtype):
+    shapes = (8, 16), (16, 24), (8, 24)
+    args = [jnp.asarray(normal(*shape), dtype) for shape in shapes]
+    params = {
+        "layout": "nn",
+        "epilogue": Epilogue(
+            activation="gelu",
+            residual=True,
+            residual_op="derivative",
+            column_sums=True,
+        ),
+        "out": jnp.dtype(dtype),
+        "precision": None,
+        "implementation": None,
+        "config": None,
+    }
+    rule = matmul_rule(matmul_p, [x.aval for x in args], **params)
+    rows = (("x",), ())
+    given, wanted = [rows, ((), ()), rows], [rows, ((),)]
+    split = sharding.decide(rule, given, wanted, {"x": 8}, [1] * 5)
+    device = sharding.Device(decision=split, rule=rule)
+    assert (local_of := rule.local) is not None
+    local = jax.shard_map(
+        lambda *operands: local_of(operands, device),
+        mesh=mesh(8),
+        in_specs=(P("x"), P(), P("x")),
+        out_specs=[P("x"), P()],
+    )
+    traced = all_equations(jax.make_jaxpr(local)(*args).jaxpr)
+    (sent,) = [e for e in traced if e.primitive.name.startswith("psum")]
+    assert sent.invars[0].aval.dtype == dtype
+    y, sums = local(*args)
+    assert sums.dtype == jnp.float32
+    want = matmul_p.bind(*args, **params)
+    for found, right in zip((y, sums), want, strict=True):
+        gap = np.abs(np.asarray(found, np.float32) - np.asarray(right, np.float32))
+        assert gap.max() <= (1e-5 if dtype == "float32" else 0.02) * np.abs(right).max()

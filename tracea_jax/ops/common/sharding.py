@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 
 from tracea_jax.ops.common.typed import lax
 
@@ -93,11 +94,15 @@ class Device:
                 summed = tuple(a for a in summed if a not in axes)
         return lax.psum(partial, summed) if summed else partial
 
-    def total(self, partial: jax.Array, factors: Iterable[str]) -> jax.Array:
-        """Its sum over factors of the complete first result."""
+    def total(
+        self, partial: jax.Array, factors: Iterable[str], dtype: jnp.dtype
+    ) -> jax.Array:
+        """Its sum over factors of the complete first result, which is sent as dtype."""
         split, scattered = self.decision.split, self.decision.scattered[0]
         axes = tuple(a for f in factors for a in (*split[f], *scattered.get(f, ())))
-        return lax.psum(partial, axes) if axes else partial
+        if not axes:
+            return partial
+        return lax.psum(partial.astype(dtype), axes).astype(partial.dtype)
 
 
 # --- decisions ------------------------------------------------------------------------

@@ -102,7 +102,9 @@ def _local(
         results = primitive.bind(*operands, **params)
     if epilogue.column_sums:
         summed = (*factors.batch, *factors.rows)
-        results = [*results[:-1], device.total(results[-1], summed)]
+        # Of 16 bits where the derivative has them: what plain JAX sums up and sends.
+        sums = device.total(results[-1], summed, params["out"])
+        results = [*results[:-1], sums]
     return results
 
 
