@@ -21,6 +21,7 @@ import tracea_jax as tracea
 from tracea_jax import _compat_partition, serving
 from tracea_jax.ops.channel_sums import primitive as channel_sums
 from tracea_jax.ops.common import partition, sharding
+from tracea_jax.ops.group_norm import primitive as group_norm
 from tracea_jax.ops.linear_cross_entropy import chunks
 from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.ops.matmul.sharding import rule as matmul_rule
@@ -551,3 +552,40 @@ def test_sums_of_columns_are_sent_with_the_bits_of_the_derivative(dtype):
     for found, right in zip((y, sums), want, strict=True):
         gap = np.abs(np.asarray(found, np.float32) - np.asarray(right, np.float32))
         assert gap.max() <= (1e-5 if dtype == "float32" else 0.02) * np.abs(right).max()
+
+
+NORMS = {
+    "images": P("x"),
+    "rows": P(None, "x"),
+    "rows and columns": P(None, "x", "y"),
+    "groups": P(None, None, None, "y"),
+    "channels of a group": P(None, None, None, ("x", "y")),
+    "images, rows and groups": P("y", "x"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [*((name, 2) for name in NORMS), ("rows", 1), ("channels of a group", 1)],
+)
+def test_group_norms_are_split(name, groups, always):
+    def norm(x, scale, bias):
+        how = {"groups": groups, "epsilon": 1e-5, "activation": "silu"}
+        return group_norm.bind(x, scale, bias, **how)
+
+    def f(*args):
+        y, pull = jax.vjp(norm, *args)
+        return y, *pull(jnp.cos(y))
+
+    args = normal(4, 8, 6, 16) + 1, normal(16), normal(16)
+    spec = NORMS[name]
+    right = jax.jit(f)(*args)
+    given = placed(mesh(4, 2), args, (spec, P(*spec[3:]), P(*spec[3:])))
+    found = compiled(f, *given)
+    assert [call.name for call in found.decisions] == [
+        "tracea_group_norm",
+        "tracea_group_norm_gradients",
+    ]
+    assert "all-gather" not in found.collectives
+    for result, want in zip(found.results, right, strict=True):
+        np.testing.assert_allclose(result, want, rtol=1e-4, atol=1e-4)
