@@ -23,7 +23,7 @@ if __name__ == "__main__":  # before JAX is imported
 import common
 import jax
 import numpy as np
-from sharded_programs import LAYOUTS, PROGRAMS, Spread, alone, spread
+from sharded_programs import LAYOUTS, PROGRAMS, Spread, spread
 
 import tracea_jax as tracea
 from tracea_jax.ops.linear_cross_entropy import chunks
@@ -61,14 +61,12 @@ def measured(name: str, layout: str) -> dict[str, Any]:
     plain = spread(program.step, program, how)
     with tracea.options(implementation="tracea"):
         ours = spread(tracea.transform(program.step), program, how)
-        one = alone(tracea.transform(program.step), program)
     return {
         "program": name,
         "layout": layout,
         "mesh": list(how.shape),
         "plain": _side(plain),
         "ours": _side(ours),
-        "kernels_of_one_device": one.work.calls,
         "difference": _difference(ours(), plain()),
     }
 

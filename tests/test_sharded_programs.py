@@ -58,14 +58,12 @@ def chunked(monkeypatch):
 
 @functools.lru_cache(1)
 def _pair(case: tuple[str, str]) -> tuple[Spread, Spread]:
-    """Plain, and ours with kernels for whatever they can run.
-
-    Parts of these small problems deserve none, which is not the question here.
-    """
+    """Plain and ours."""
     program, layout = PROGRAMS[case[0]](), LAYOUTS[case[1]]
-    plain = spread(program.step, program, layout)
-    with tracea.options(implementation="tracea"):
-        return plain, spread(tracea.transform(program.step), program, layout)
+    return (
+        spread(program.step, program, layout),
+        spread(tracea.transform(program.step), program, layout),
+    )
 
 
 def _assert_near(found: Any, expected: Any) -> None:
@@ -93,16 +91,24 @@ def test_devices_send_and_compute_no_more_than_plain_ones(case):
 def test_every_product_is_a_kernel_as_on_one_device(case):
     _, ours = _pair(case)
     work, program = ours.work, PROGRAMS[case[0]]()
-    assert work.left == 0 and work.calls >= program.calls, work
+    if work.left == program.left:
+        assert work.calls >= program.calls, work
+        return
+    # Plans leave parts of few channels to XLA; a kernel of each can be demanded.
+    with tracea.options(implementation="tracea"):
+        step = tracea.transform(program.step)
+        work = spread(step, program, LAYOUTS[case[1]]).work
+    assert work.left == 0 and work.calls >= program.calls + program.left, work
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_products_of_one_device(name):
     program = PROGRAMS[name]()
-    plain = alone(program.step, program)
-    with tracea.options(implementation="tracea"):
-        ours = alone(tracea.transform(program.step), program)
-    assert (ours.work.calls, ours.work.left) == (program.calls, 0)
+    plain, ours = (
+        alone(program.step, program),
+        alone(tracea.transform(program.step), program),
+    )
+    assert (ours.work.calls, ours.work.left) == (program.calls, program.left)
     assert ours.work.sent == 0
     _assert_near(ours(), plain())
