@@ -128,7 +128,7 @@ def _key(meaning: Meaning, avals: Sequence[Any]) -> str:
     """The primitive's name, and a hash of all that its program depends on."""
     settings = meaning.settings
     parts: tuple[Any, ...] = (
-        sorted(meaning.params.items()),
+        _texts(meaning.params),
         [f"{x.dtype}{x.shape}" for x in avals],
         meaning.platform,
         meaning.device,
@@ -153,7 +153,18 @@ def unmeasured() -> Options:
 
 def has_text(params: Params) -> bool:
     """Whether parameters are what their text says: an object may show its address."""
-    return re.search(r"\bat 0x[0-9a-f]+", repr(sorted(params.items()))) is None
+    return all(
+        text is not None and re.search(r"\bat 0x[0-9a-f]+", text) is None
+        for _, text in _texts(params)
+    )
+
+
+def _texts(params: Params) -> list[tuple[str, str | None]]:
+    """Names and texts of parameters; one may have a ``program_text``, or None of it."""
+    return [
+        (name, value.program_text if hasattr(value, "program_text") else repr(value))
+        for name, value in sorted(params.items())
+    ]
 
 
 @functools.cache

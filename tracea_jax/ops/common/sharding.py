@@ -82,6 +82,12 @@ class Device:
         """Whether any of the factors is split."""
         return any(self.over[f] for f in factors)
 
+    def part(self, dim: Dim) -> int:
+        """The size of a dimension on one device."""
+        mesh = self.decision.mesh
+        count = math.prod(mesh[a] for f in dim for a in self.over[f])
+        return math.prod(self.rule.sizes[f] for f in dim) // count
+
     def complete(self, partial: jax.Array, result: int = 0) -> jax.Array:
         """The device's part of a result, of which it has a partial sum."""
         summed = self.decision.summed(self.rule, result)
