@@ -20,6 +20,7 @@ from typing import Any
 import attention_tables
 import cpu_tables
 import gains
+import sharded_tables
 from table_cells import (
     MACHINES,
     UNMEASURED,
@@ -36,7 +37,11 @@ from table_cells import (
 
 ROOT = pathlib.Path(__file__).resolve().parent
 DOCS = ROOT.parent / "docs"
-PAGES = (ROOT.parent / "README.md", *sorted((DOCS / "benchmarks").glob("*.md")))
+PAGES = (
+    ROOT.parent / "README.md",
+    *sorted((DOCS / "benchmarks").glob("*.md")),
+    DOCS / "howto" / "sharding.md",
+)
 MARKED = re.compile(
     r"(<!-- table: (?P<table>\w+)(?: (?P<machines>\w+))? -->\n).*?(<!-- end -->)",
     re.DOTALL,
@@ -436,6 +441,7 @@ TABLES = {
     "torch": cpu_tables.torch,
     "models": models,
     "programs": programs,
+    "sharded_steps": sharded_tables.steps,
     "tuner": tuner,
 }
 

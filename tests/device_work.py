@@ -90,26 +90,34 @@ def measured(text: str) -> Measured:
     """
     flops, left = 0, 0
     kernels: collections.Counter[str] = collections.Counter()
-    arrays: collections.Counter[str] = collections.Counter()
-    sent: collections.Counter[str] = collections.Counter()
     for instruction, runs in _executed(text):
+        flops += runs * _flops(instruction)
         opcode = instruction.opcode
-        if count := _flops(instruction):
-            flops += runs * count
         if opcode in ("dot", "convolution"):
             left += 1
         elif opcode == "custom-call" and instruction.target.startswith("tracea_"):
             kernels[instruction.target] += 1
-        elif (kind := opcode.removesuffix("-start")) in COLLECTIVES:
+    return Measured(flops, tuple(sorted(kernels.items())), left, communication(text))
+
+
+def communication(text: str) -> tuple[Collective, ...]:
+    """The collectives of a compiled program, of any backend, by kind.
+
+    Raises:
+      ValueError: if the number of runs of a loop is not known.
+    """
+    arrays: collections.Counter[str] = collections.Counter()
+    sent: collections.Counter[str] = collections.Counter()
+    for instruction, runs in _executed(text):
+        if (kind := instruction.opcode.removesuffix("-start")) in COLLECTIVES:
             if volume := _sent(kind, instruction):
                 arrays[kind] += runs * len(instruction.results)
                 sent[kind] += runs * volume
-        elif opcode in _MOVES:
-            raise ValueError(f"{opcode} is not counted")
-    collectives = tuple(
+        elif instruction.opcode in _MOVES:
+            raise ValueError(f"{instruction.opcode} is not counted")
+    return tuple(
         Collective(kind, arrays[kind], sent[kind]) for kind in COLLECTIVES if sent[kind]
     )
-    return Measured(flops, tuple(sorted(kernels.items())), left, collectives)
 
 
 # --- instructions ---------------------------------------------------------------------

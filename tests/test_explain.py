@@ -19,6 +19,7 @@ from numerics import normal
 import tracea_jax as tracea
 from tracea_jax import device, dispatch, knowledge, serving
 from tracea_jax.explain import Explanation, explain
+from tracea_jax.explain.parts import Part
 from tracea_jax.explain.sites import Site
 from tracea_jax.problem import Epilogue, GemmProblem, problem_from_json
 from tracea_jax.runtime import nvrtc
@@ -30,7 +31,7 @@ def arrays(*shapes: tuple[Any, ...], dtype: str = "float32") -> list:
     return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
 
 
-def gemm(site: Site) -> GemmProblem:
+def gemm(site: Site | Part) -> GemmProblem:
     assert isinstance(site.problem, GemmProblem)
     return site.problem
 
@@ -258,8 +259,10 @@ def test_partitioned_arrays():
     rows = NamedSharding(mesh, P("d"))
     x = jax.ShapeDtypeStruct((8, 8), "float32", sharding=rows)
     (w,) = arrays((8, 8))
-    (site,) = explain(product)(x, w).sites
+    explanation = explain(product)(x, w)
+    (site,) = explanation.sites
     assert site.variant != "xla" and site.reason.startswith(serving.SPLIT)
+    assert "each of 2 devices (d 2): matmul 4x8x8" in str(explanation)
 
     local = jax.shard_map(product, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
 
@@ -288,6 +291,51 @@ def test_partitioned_arrays():
     with jax.set_mesh(two):
         (site,) = explain(partly)(w, w).sites
     assert site.variant == "xla" and site.reason == serving.PARTITIONED
+
+
+def test_parts_of_partitioned_arrays():
+    """Each device's problem, and what moves around it."""
+    mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
+
+    def abstract(shape, *spec):
+        sharding = NamedSharding(mesh, P(*spec))
+        return jax.ShapeDtypeStruct(shape, "float32", sharding=sharding)
+
+    def two(x, w, v):
+        return jax.nn.gelu(x @ w) @ v
+
+    args = (
+        abstract((64, 32), "d"),
+        abstract((32, 48), "d", "m"),
+        abstract((48, 16), "m"),
+    )
+    with tracea.options(implementation="tracea"):
+        first, second = explain(two)(*args).sites
+        graph = tracea.Graph.from_function(two, *args)
+    (one,), (other,) = first.local, second.local
+    assert (one.devices, dict(one.mesh)) == (8, {"d": 4, "m": 2})
+    sizes = [(p.m, p.n, p.k) for p in map(gemm, (one, other))]
+    assert sizes == [(16, 24, 32), (16, 16, 24)]
+    assert one.variant == other.variant == "gemm_cpu"
+    assert one.moves == ("operand 1 gathered over mesh axis 'd'",)
+    assert other.moves == ("result 0 summed over mesh axis 'm'",)
+    assert first.to_json()["local"][0]["moves"] == [*one.moves]
+    assert {node.problem for node in graph} == {one.problem, other.problem}
+
+    with tracea.options(implementation="tracea", device="H200"):
+        for site in explain(two)(*args).sites:
+            assert not site.local and "parts: NVIDIA H200 is not here" in site.reason
+
+
+def test_parts_are_found_again_in_programs_that_were_compiled_before():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, P("d"))
+    x = jax.ShapeDtypeStruct((8, 8), "float32", sharding=sharding)
+    (w,) = arrays((8, 8))
+    for _ in range(2):
+        with tracea.options(implementation="tracea"):
+            (site,) = explain(product)(x, w).sites
+        assert len(site.local) == 1
 
 
 @jax.custom_vjp

@@ -13,15 +13,20 @@ import pytest
 from device_work import measured
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxprs import all_equations
 from numerics import normal
 from partitioned import assert_alike, compiled, mesh, pair, placed
 
 import tracea_jax as tracea
 from tracea_jax import _compat_partition, serving
 from tracea_jax.ops.channel_sums import primitive as channel_sums
-from tracea_jax.ops.common import partition
+from tracea_jax.ops.common import partition, sharding
+from tracea_jax.ops.group_norm import primitive as group_norm
 from tracea_jax.ops.linear_cross_entropy import chunks
+from tracea_jax.ops.matmul.primitive import matmul_p
+from tracea_jax.ops.matmul.sharding import rule as matmul_rule
 from tracea_jax.ops.max_pool import primitive as max_pool
+from tracea_jax.problem import Epilogue
 
 # --- products -------------------------------------------------------------------------
 
@@ -319,21 +324,20 @@ def test_plans_follow_the_settings_of_lowering():
 # --- cross entropy --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("split", ["rows", "vocabulary", "both"])
+@pytest.mark.parametrize("split", ["rows", "sequence", "vocabulary", "both"])
 def test_the_chunked_cross_entropy_gathers_no_vocabulary(split, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 14)
 
     def cross_entropy(x, w, labels):
-        logits = x @ w.T
-        own = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
-        return -own.mean()
+        scores = jax.nn.log_softmax(x @ w.T)
+        return -jnp.take_along_axis(scores, labels[..., None], -1).mean()
 
-    x, w = normal(64, 16), normal(512, 16)
-    labels = np.arange(64, dtype=np.int32) * 7 % 512
+    x, w = normal(8, 8, 16), normal(512, 16)
+    labels = (np.arange(64, dtype=np.int32) * 7 % 512).reshape(8, 8)
     (site,) = tracea.explain(cross_entropy)(x, w, labels).sites[:1]
     assert site.op == "linear_cross_entropy"
-    rows = P() if split == "vocabulary" else P("x")
-    columns = P() if split == "rows" else P("y")
+    rows = {"vocabulary": P(), "sequence": P(None, "x")}.get(split, P("x"))
+    columns = P("y") if split in ("vocabulary", "both") else P()
     f = jax.value_and_grad(cross_entropy, argnums=(0, 1))
     plain, ours = pair(f, mesh(2, 4), (x, w, labels), (rows, columns, rows))
     assert_alike(plain, ours, work=1.4)  # the logits are computed once more
@@ -508,3 +512,80 @@ def test_sums_of_channels_are_split(relu, always):
     want = channel_sums.reference(*args, relu=relu)
     for result, right in zip(found.results, want, strict=True):
         np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sums_of_columns_are_sent_with_the_bits_of_the_derivative(dtype):
+    shapes = (8, 16), (16, 24), (8, 24)
+    args = [jnp.asarray(normal(*shape), dtype) for shape in shapes]
+    params = {
+        "layout": "nn",
+        "epilogue": Epilogue(
+            activation="gelu",
+            residual=True,
+            residual_op="derivative",
+            column_sums=True,
+        ),
+        "out": jnp.dtype(dtype),
+        "precision": None,
+        "implementation": None,
+        "config": None,
+    }
+    rule = matmul_rule(matmul_p, [x.aval for x in args], **params)
+    rows = (("x",), ())
+    given, wanted = [rows, ((), ()), rows], [rows, ((),)]
+    split = sharding.decide(rule, given, wanted, {"x": 8}, [1] * 5)
+    device = sharding.Device(decision=split, rule=rule)
+    assert (local_of := rule.local) is not None
+    local = jax.shard_map(
+        lambda *operands: local_of(operands, device),
+        mesh=mesh(8),
+        in_specs=(P("x"), P(), P("x")),
+        out_specs=[P("x"), P()],
+    )
+    traced = all_equations(jax.make_jaxpr(local)(*args).jaxpr)
+    (sent,) = [e for e in traced if e.primitive.name.startswith("psum")]
+    assert sent.invars[0].aval.dtype == dtype
+    y, sums = local(*args)
+    assert sums.dtype == jnp.float32
+    want = matmul_p.bind(*args, **params)
+    for found, right in zip((y, sums), want, strict=True):
+        gap = np.abs(np.asarray(found, np.float32) - np.asarray(right, np.float32))
+        assert gap.max() <= (1e-5 if dtype == "float32" else 0.02) * np.abs(right).max()
+
+
+NORMS = {
+    "images": P("x"),
+    "rows": P(None, "x"),
+    "rows and columns": P(None, "x", "y"),
+    "groups": P(None, None, None, "y"),
+    "channels of a group": P(None, None, None, ("x", "y")),
+    "images, rows and groups": P("y", "x"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [*((name, 2) for name in NORMS), ("rows", 1), ("channels of a group", 1)],
+)
+def test_group_norms_are_split(name, groups, always):
+    def norm(x, scale, bias):
+        how = {"groups": groups, "epsilon": 1e-5, "activation": "silu"}
+        return group_norm.bind(x, scale, bias, **how)
+
+    def f(*args):
+        y, pull = jax.vjp(norm, *args)
+        return y, *pull(jnp.cos(y))
+
+    args = normal(4, 8, 6, 16) + 1, normal(16), normal(16)
+    spec = NORMS[name]
+    right = jax.jit(f)(*args)
+    given = placed(mesh(4, 2), args, (spec, P(*spec[3:]), P(*spec[3:])))
+    found = compiled(f, *given)
+    assert [call.name for call in found.decisions] == [
+        "tracea_group_norm",
+        "tracea_group_norm_gradients",
+    ]
+    assert "all-gather" not in found.collectives
+    for result, want in zip(found.results, right, strict=True):
+        np.testing.assert_allclose(result, want, rtol=1e-4, atol=1e-4)

@@ -106,6 +106,15 @@ HEADS = {
     "bias": lambda x, w: x @ w.T + w[:, 0],
     "bias in float32": lambda x, w: logits_of(x, w) + w[:, 0].astype(jnp.float32),
     "flat before": lambda x, w: (x.reshape(-1, D) @ w.T).reshape(B, T, V),
+    "features before rows": lambda x, w: jnp.einsum(
+        "dbt,vd->btv", x.reshape(D, B, T), w
+    ),
+    "features of two dimensions": lambda x, w: jnp.einsum(
+        "btij,vij->btv", x.reshape(B, T, 2, -1), w.reshape(V, 2, -1)
+    ),
+    "first of the rows": lambda x, w: jnp.einsum(
+        "ibtj,ijv->btv", x.reshape(2, B, T, -1), w.reshape(2, -1, V)
+    ),
     "highest precision": lambda x, w: jnp.matmul(
         x, w.T, precision="highest", preferred_element_type=jnp.float32
     ),

@@ -15,7 +15,7 @@ from jaxprs import equations
 from numerics import normal
 
 import tracea_jax as tracea
-from tracea_jax.ops.group_norm.primitive import reference
+from tracea_jax.ops.group_norm.primitive import problem_of, reference
 from tracea_jax.rewrite import group_norm
 
 pytestmark = pytest.mark.usefixtures("calls_only")
@@ -32,9 +32,14 @@ def sites(f, *args):
     """A description of each site of a program, in words and numbers."""
     found = equations(tracea.transform(f), *args, name="tracea_group_norm")
     return [
-        (e.invars[0].aval.shape, e.params["groups"], e.params["activation"])
-        for e in found
+        (problem_shape(e), e.params["groups"], e.params["activation"]) for e in found
     ]
+
+
+def problem_shape(equation):
+    """(images, pixels, channels)."""
+    p = problem_of([x.aval for x in equation.invars], **equation.params)
+    return p.images, p.pixels, p.channels
 
 
 def grouped(x):
@@ -293,3 +298,16 @@ def test_a_program_keeps_its_norm_where_the_kernel_demanded_cannot_run():
     with tracea.options(implementation="tracea"):  # on a CPU, which has none for it
         fast = jax.jit(tracea.transform(by_moments))
         np.testing.assert_array_equal(fast(*args), jax.jit(by_moments)(*args))
+
+
+def test_dimensions_of_images_and_pixels_stay_apart():
+    args = arguments()
+    (norm,) = equations(tracea.transform(by_moments), *args, name="tracea_group_norm")
+    assert norm.invars[0].aval.shape == args[0].shape and norm.params["ranks"] == 1
+    mapped = equations(
+        jax.vmap(tracea.transform(by_moments), (0, None, None)),
+        jnp.stack([args[0]] * 2),
+        *args[1:],
+        name="tracea_group_norm",
+    )
+    assert [e.params["ranks"] for e in mapped] == [2]

@@ -84,8 +84,10 @@ class Graph(Printable, Adds):
 
         Calls of our ops that fn makes itself are included. What tuning cannot change
         is left out: calls with a config of their own, those that ask for XLA, symbolic
-        shapes, arrays that are partitioned automatically. A problem in a scan counts as
-        often as the scan is long; one in a loop of unknown length counts once.
+        shapes, arrays that the compiler splits and no rule of ours does. Where a rule
+        splits them, the problems are those of one device, for which the function is
+        compiled. A problem in a scan counts as often as the scan is long; one in a loop
+        of unknown length counts once.
 
         Args:
           fn: traced, never run. Bind keyword arguments with ``functools.partial``.
@@ -108,7 +110,8 @@ class Graph(Printable, Adds):
         graph = cls()
         for site in found.sites:
             if _is_tunable(site) and (ops is None or site.op in ops):
-                graph.add(site.problem, 1 if site.count is None else site.count)
+                for problem in site.problems:
+                    graph.add(problem, 1 if site.count is None else site.count)
         return graph
 
     def add(self, problem: Problem | None, count: int = 1) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +19,7 @@ from tracea_jax.call import Call
 from tracea_jax.device import Device
 from tracea_jax.diagnosis import by_reason
 from tracea_jax.explain import rows
+from tracea_jax.explain.parts import parts_of
 from tracea_jax.explain.sites import Site, sites
 from tracea_jax.mistakes import check_function, function_alone
 from tracea_jax.ops.common.choice import without_choices
@@ -50,7 +52,9 @@ def explain(
     The function is traced, never run, and nothing is measured. Calls of our ops that it
     makes itself are sites too. Arguments may be ``jax.ShapeDtypeStruct`` in place of
     arrays. Settings in force apply, but a problem without a tuned answer is never tuned
-    here: with ``on_miss="tune"`` what is shown is what runs before the tuning. Where fn
+    here: with ``on_miss="tune"`` what is shown is what runs before the tuning. Where
+    the compiler splits arrays over devices, the program is compiled, as only that tells
+    what each of them computes; with abstract arguments, too. Where fn
     differentiates inside, the sites are those that ``transform`` finds before JAX
     differentiates, and their gradients; what it cannot reach so early is listed too.
 
@@ -89,7 +93,8 @@ def explain(
             with without_choices():
                 result, arrays, misses = spliced(fewer(rules, without))
             spread = max(map(_device_count, arrays), default=1)
-            found = sites(result, where, settings, devices=spread)
+            parts = functools.partial(parts_of, result, arrays, where)
+            found = sites(result, where, settings, devices=spread, parts=parts)
         return Explanation(
             function=getattr(fn, "__name__", type(fn).__name__),
             device=where,

@@ -97,7 +97,8 @@ def place(site: Site) -> str:
 
 def _same_row(site: Site) -> Hashable:
     known = site.count is not None
-    return site.op, site.problem, site.plan, site.variant, site.reason, known
+    own = site.op, site.problem, site.plan, site.variant, site.reason
+    return *own, site.local, known
 
 
 def _rejected(site: Site) -> tuple[Rejection, ...]:
@@ -117,6 +118,7 @@ def _row(alike: list[Site], *, elsewhere: Sequence[Rejection]) -> Row:
             *_times(site),
         ),
         notes=(
+            *map(str, site.local),
             *map(_part, site.parts),
             *(site.plan.warnings if site.plan else ()),
             *(f"not {r}" for r in by_reason(rejected)),

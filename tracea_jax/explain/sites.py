@@ -18,7 +18,8 @@ from tracea_jax.catalogue import Composite, Planned
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan
 from tracea_jax.explain import rows
-from tracea_jax.ops.common import lowering
+from tracea_jax.explain.parts import Part, Parts
+from tracea_jax.ops.common import lowering, partition
 from tracea_jax.ops.common.programs import jaxprs_in
 from tracea_jax.options import Options
 from tracea_jax.page import Page, Printable
@@ -43,6 +44,7 @@ class Site(Printable):
       parts: plans of the problems that what runs is made of, if it is a composed one.
       variant: what runs; None if compiling the program would fail, for ``reason``.
       reason: why this runs, or why it cannot.
+      local: problems that each device solves, where the compiler splits the arrays.
     """
 
     scope: str
@@ -54,6 +56,14 @@ class Site(Printable):
     parts: tuple[Plan, ...] = ()
     variant: str | None
     reason: str
+    local: tuple[Part, ...] = ()
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is solved on one device."""
+        if self.local:
+            return tuple(part.problem for part in self.local)
+        return () if self.problem is None else (self.problem,)
 
     @property
     def may_vary(self) -> str | None:
@@ -88,12 +98,18 @@ class Site(Printable):
             "xla_us": plan and plan.xla_us,
             "may_vary": self.may_vary,
             "parts": [_part_to_json(part) for part in self.parts],
+            "local": [part.to_json() for part in self.local],
             "rejected": [dataclasses.asdict(r) for r in plan.rejected] if plan else [],
         }
 
 
 def sites(
-    jaxpr: Any, device: Device, settings: Options, *, devices: int = 1
+    jaxpr: Any,
+    device: Device,
+    settings: Options,
+    *,
+    devices: int = 1,
+    parts: Callable[[], Parts | str] | None = None,
 ) -> tuple[Site, ...]:
     """The sites of a program in the order of its equations.
 
@@ -102,7 +118,11 @@ def sites(
       device: what the program is compiled for.
       settings: decide as in ``serving.serve``; on a miss nothing is measured.
       devices: over how many the arguments are spread.
+      parts: says what is solved on one device where the compiler splits arrays; asked
+        once, and only if there is such a site.
     """
+    known = functools.cache(parts or (lambda: "it is not compiled"))
+
     if settings.on_miss == "tune":
         settings = dataclasses.replace(settings, on_miss="heuristic")
     planned = catalogue.planned()
@@ -123,7 +143,9 @@ def sites(
         how = planned[eqn.primitive]
         if splits and lowering.has_rule(how, eqn.params):
             one = _site(how, eqn, around, False, served)
-            return one if one.variant in ("xla", None) else _planned_in_parts(one)
+            if one.variant in ("xla", None):
+                return one
+            return _planned_in_parts(one, eqn, known(), device)
         return _site(how, eqn, around, spread and not around.is_local, served)
 
     every = (site(eqn, around) for eqn, around in found)
@@ -206,10 +228,14 @@ def _composite(composite: Composite, eqn: Any, around: _Around) -> Site:
     )
 
 
-def _planned_in_parts(site: Site) -> Site:
+def _planned_in_parts(site: Site, eqn: Any, parts: Parts | str, device: Device) -> Site:
     """A site whose arrays the compiler splits: each device has a plan of its own."""
     reason = f"{serving.SPLIT}; the whole problem: {site.reason}"
-    return dataclasses.replace(site, reason=reason)
+    if isinstance(parts, str):
+        return dataclasses.replace(site, reason=f"{reason}; parts: {parts}")
+    avals = [x.aval for x in eqn.invars]
+    key = partition.key_of(eqn.primitive, eqn.params, avals, device.platform, device)
+    return dataclasses.replace(site, reason=reason, local=parts.get(key, ()))
 
 
 def _site(

@@ -60,15 +60,26 @@ class GroupNormSite:
         given = [c.astype(dtype) for c in given]
         scale = given.pop(0) if self.has_scale else jnp.ones(self.channels, dtype)
         bias = given.pop(0) if self.has_bias else jnp.zeros(self.channels, dtype)
+        images, pixels = self._outer(x.shape)
         y = bind(
-            x.reshape(self.images, self.pixels, self.channels),
+            x.reshape(*images, *pixels, self.channels),
             scale,
             bias,
+            ranks=len(images),
             groups=self.groups,
             epsilon=self.epsilon,
             activation=self.activation,
         )
         return y.reshape(self.shape)
+
+    def _outer(self, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Dimensions of images and of pixels: those of x, where they are apart."""
+        sizes = [math.prod(shape[:i]) for i in range(len(shape) + 1)]
+        ends = self.images, self.images * self.pixels
+        if not all(end in sizes for end in ends):
+            return (self.images,), (self.pixels,)
+        first, second = map(sizes.index, ends)
+        return tuple(shape[:first]) or (1,), tuple(shape[first:second]) or (1,)
 
 
 def match_group_norm(view: View, index: int) -> Match | str | None:

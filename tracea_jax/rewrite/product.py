@@ -176,9 +176,6 @@ def why_not(eqn: Equation, *, takes_highest: bool = False) -> str | None:
             return reason
     if eqn.outvars[0].aval.weak_type:
         return "its dtype is weak"
-    sharding = eqn.params.get("out_sharding")
-    if sharding is not None and any(axis is not None for axis in sharding.spec):
-        return "it asks for a sharding of its result"
     return _why_not_precision(eqn.params["precision"], takes_highest)
 
 
@@ -188,8 +185,6 @@ def _why_not_array(aval: Any) -> str | None:
         return f"{aval.dtype.name} is left to XLA"
     if not is_static(aval):
         return "its shapes are symbolic"
-    if any(axis is not None for axis in aval.sharding.spec):
-        return "its arrays are sharded explicitly"
     return None
 
 

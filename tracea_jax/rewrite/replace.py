@@ -309,21 +309,43 @@ class _Template:
 
 
 def _template(match: Match, root: Equation) -> _Template:
-    return _traced(match.site, tuple(x.aval for x in match.operands), root.ctx)
+    avals = tuple(x.aval for x in match.operands)
+    results = tuple(x.aval.sharding for x in root.outvars)
+    return _traced(match.site, avals, results, root.ctx)
 
 
 @functools.lru_cache(maxsize=512)
-def _traced(site: Any, avals: tuple[Any, ...], context: Any) -> _Template:
+def _traced(
+    site: Any, avals: tuple[Any, ...], results: tuple[Any, ...], context: Any
+) -> _Template:
+    call = _with_automatic_axes(site, results) if _are_sharded(avals) else site
     # The mesh and the like that the user's equation is under.
     with context.manager, _compat.tracing_like(avals):
-        closed = jax.make_jaxpr(site)(*avals)
+        closed = jax.make_jaxpr(call)(*avals)
     assert not closed.consts, f"{site} captures arrays"
     return _Template(
         jaxpr=getattr(closed, "jaxpr", closed),
-        key=(site, avals, context),
+        key=(site, avals, results, context),
         has_calls=next(calls_in(closed), None) is not None,
         is_composite=is_composite(closed),
     )
+
+
+def _are_sharded(avals: Sequence[Any]) -> bool:
+    """Whether types say how arrays are sharded over a mesh."""
+    return any(axis is not None for x in avals for axis in x.sharding.spec)
+
+
+def _with_automatic_axes(site: Any, results: Sequence[Any]) -> Any:
+    """The site where types of arrays do not say how they are sharded, but its results'.
+
+    Sharding rules split its ops, as other arrays that the compiler splits.
+    """
+
+    def call(*operands: Any) -> list[Any]:
+        return jax.tree.leaves(site(*operands))
+
+    return jax.sharding.auto_axes(call, out_sharding=list(results))
 
 
 def _call(template: _Template, match: Match, root: Equation) -> Iterator[Equation]:

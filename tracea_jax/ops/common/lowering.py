@@ -161,6 +161,7 @@ def served(
     )
     if answer.error is not None:
         raise answer.error
+    partition.note(asked.problem, answer)
     if answer.failure is not None:
         message = f"{asked.problem} is left to XLA: {answer.failure}"
         warnings.warn(message, stacklevel=3)

@@ -21,6 +21,7 @@ import hashlib
 import math
 import pathlib
 import re
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -33,9 +34,12 @@ from tracea_jax import _compat_partition, knowledge
 from tracea_jax.device import Device as Profile
 from tracea_jax.emit import sources
 from tracea_jax.ops.common import meshes, sharding
+from tracea_jax.ops.common.moves import moves
 from tracea_jax.ops.common.sharding import Axes, Decision, Device, Refusal, Rule, Spec
 from tracea_jax.ops.common.typed import Params, Primitive, config
 from tracea_jax.options import Options, current, options, planning
+from tracea_jax.problem import Problem
+from tracea_jax.serving import Served
 
 TARGET = "tracea_spmd_v1"
 
@@ -115,7 +119,7 @@ def emit(
         settings=settings,
         axes=_compat_partition.axis_names(ctx),
     )
-    key = _key(made, ctx.avals_in)
+    key = key_of(primitive, params, ctx.avals_in, platform, device)
     meaning = _meanings.setdefault(key, made)
     _compat_partition.keep_alive(ctx, meaning)
     _compat_partition.register(TARGET, _partition)
@@ -124,23 +128,36 @@ def emit(
     return _compat_partition.custom_call(TARGET, key, text, operands, ctx.avals_out)
 
 
-def _key(meaning: Meaning, avals: Sequence[Any]) -> str:
-    """The primitive's name, and a hash of all that its program depends on."""
-    settings = meaning.settings
+def key_of(
+    primitive: Primitive,
+    params: Params,
+    avals: Sequence[Any],
+    platform: str,
+    device: Profile,
+) -> str:
+    """The primitive's name, and a hash of all that its program depends on.
+
+    Args:
+      primitive, params: of an equation.
+      avals: its operands.
+      platform: that it is lowered for.
+      device: that plans are made for.
+    """
+    settings = unmeasured()
     parts: tuple[Any, ...] = (
-        sorted(meaning.params.items()),
+        _texts(params),
         [f"{x.dtype}{x.shape}" for x in avals],
-        meaning.platform,
-        meaning.device,
+        platform,
+        device,
         settings.implementation,
         settings.on_miss,
         settings.determinism,
         config.read("jax_enable_x64"),
-        knowledge.agreed(settings, meaning.device).digest(meaning.device),
+        knowledge.agreed(settings, device).digest(device),
         _code(),
     )
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()
-    return f"{meaning.primitive.name}:{digest}"
+    return f"{primitive.name}:{digest}"
 
 
 def unmeasured() -> Options:
@@ -153,7 +170,18 @@ def unmeasured() -> Options:
 
 def has_text(params: Params) -> bool:
     """Whether parameters are what their text says: an object may show its address."""
-    return re.search(r"\bat 0x[0-9a-f]+", repr(sorted(params.items()))) is None
+    return all(
+        text is not None and re.search(r"\bat 0x[0-9a-f]+", text) is None
+        for _, text in _texts(params)
+    )
+
+
+def _texts(params: Params) -> list[tuple[str, str | None]]:
+    """Names and texts of parameters; one may have a ``program_text``, or None of it."""
+    return [
+        (name, value.program_text if hasattr(value, "program_text") else repr(value))
+        for name, value in sorted(params.items())
+    ]
 
 
 @functools.cache
@@ -182,15 +210,23 @@ class Partitioned:
     """A call as it was partitioned, for tests and those who look into it.
 
     Attributes:
+      key: of the call.
       name: of the primitive.
       operands, results: their shapes and specs before.
       decision: made for them.
+      axes: names and sizes of the program's mesh, as far as they are known.
+      plans: the problems that a device solves, and what serves them.
+      moves: between devices around it, in words.
     """
 
+    key: str
     name: str
     operands: tuple[tuple[tuple[int, ...], Spec], ...]
     results: tuple[tuple[tuple[int, ...], Spec], ...]
     decision: Decision
+    axes: tuple[tuple[str, int], ...]
+    plans: tuple[tuple[Problem, Served], ...]
+    moves: tuple[str, ...]
 
     def __str__(self) -> str:
         split = {f: axes for f, axes in self.decision.split.items() if axes}
@@ -198,6 +234,25 @@ class Partitioned:
 
 
 _recordings: list[list[Partitioned]] = []
+_local = threading.local()  # ``plans`` of the call that a thread lowers
+
+
+def note(problem: Problem | None, served: Served) -> None:
+    """Tells what serves a problem, where one device's program is lowered."""
+    plans = getattr(_local, "plans", None)
+    if plans is not None and problem is not None:
+        plans.append((problem, served))
+
+
+@contextlib.contextmanager
+def _noting() -> Generator[list[tuple[Problem, Served]]]:
+    plans: list[tuple[Problem, Served]] = []
+    outer = getattr(_local, "plans", None)
+    _local.plans = plans
+    try:
+        yield plans
+    finally:
+        _local.plans = outer
 
 
 @contextlib.contextmanager
@@ -232,23 +287,29 @@ def _partition(
     given, wanted = specs[: len(operands)], specs[len(operands) :]
     nbytes = [math.prod(x.shape) * x.dtype.itemsize for x in (*operands, *results)]
     decision = sharding.decide(rule, given, wanted, mesh, nbytes)
+    for refusal in sharding.refusals(rule, decision, given):
+        _warn(meaning, refusal, mesh)
+    ins, outs = decision.operands(rule), decision.results(rule)
+    local = [_part(x, spec, mesh) for x, spec in zip(operands, ins, strict=True)]
+    program = functools.partial(_program, meaning, Device(decision=decision, rule=rule))
+    # Planned with the settings of the whole program, wherever it is compiled.
+    settings = dataclasses.asdict(meaning.settings)
+    with options(**settings), planning(meaning.device), _noting() as plans:
+        made = _compat_partition.module(program, local, mesh, meaning.platform)
     done = Partitioned(
+        key=key,
         name=meaning.primitive.name,
         operands=_described(operands, given),
         results=_described(results, wanted),
         decision=decision,
+        axes=tuple(meaning.axes.items()),
+        plans=tuple(dict(plans).items()),
+        moves=moves(
+            rule, decision, given, wanted, lambda axes: _named(axes, mesh, meaning.axes)
+        ),
     )
     for found in _recordings:
         found.append(done)
-    for refusal in sharding.refusals(rule, decision, given):
-        _warn(meaning, refusal, mesh)
-    ins, outs = decision.operands(rule), decision.results(rule)
-    local = [_local(x, spec, mesh) for x, spec in zip(operands, ins, strict=True)]
-    program = functools.partial(_program, meaning, Device(decision=decision, rule=rule))
-    # Planned with the settings of the whole program, wherever it is compiled.
-    settings = dataclasses.asdict(meaning.settings)
-    with options(**settings), planning(meaning.device):
-        made = _compat_partition.module(program, local, mesh, meaning.platform)
     return made, mesh, ins, outs
 
 
@@ -258,7 +319,7 @@ def _described(
     return tuple((x.shape, spec) for x, spec in zip(arrays, specs, strict=True))
 
 
-def _local(x: jax.ShapeDtypeStruct, spec: Spec, mesh: sharding.Mesh) -> Any:
+def _part(x: jax.ShapeDtypeStruct, spec: Spec, mesh: sharding.Mesh) -> Any:
     counts = [math.prod(mesh[a] for a in axes) for axes in spec]
     shape = [n // count for n, count in zip(x.shape, counts, strict=True)]
     return jax.ShapeDtypeStruct(shape, x.dtype)

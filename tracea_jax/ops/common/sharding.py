@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 
 from tracea_jax.ops.common.typed import lax
 
@@ -81,6 +82,12 @@ class Device:
         """Whether any of the factors is split."""
         return any(self.over[f] for f in factors)
 
+    def part(self, dim: Dim) -> int:
+        """The size of a dimension on one device."""
+        mesh = self.decision.mesh
+        count = math.prod(mesh[a] for f in dim for a in self.over[f])
+        return math.prod(self.rule.sizes[f] for f in dim) // count
+
     def complete(self, partial: jax.Array, result: int = 0) -> jax.Array:
         """The device's part of a result, of which it has a partial sum."""
         summed = self.decision.summed(self.rule, result)
@@ -93,11 +100,15 @@ class Device:
                 summed = tuple(a for a in summed if a not in axes)
         return lax.psum(partial, summed) if summed else partial
 
-    def total(self, partial: jax.Array, factors: Iterable[str]) -> jax.Array:
-        """Its sum over factors of the complete first result."""
+    def total(
+        self, partial: jax.Array, factors: Iterable[str], dtype: jnp.dtype
+    ) -> jax.Array:
+        """Its sum over factors of the complete first result, which is sent as dtype."""
         split, scattered = self.decision.split, self.decision.scattered[0]
         axes = tuple(a for f in factors for a in (*split[f], *scattered.get(f, ())))
-        return lax.psum(partial, axes) if axes else partial
+        if not axes:
+            return partial
+        return lax.psum(partial.astype(dtype), axes).astype(partial.dtype)
 
 
 # --- decisions ------------------------------------------------------------------------

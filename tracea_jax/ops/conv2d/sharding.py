@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
-from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common.halo import exchanged
+from tracea_jax.ops.common.partial_sums import completed
 from tracea_jax.ops.common.sharding import Device, Dims, Rule
 from tracea_jax.ops.common.typed import Aval, Params, Primitive
 from tracea_jax.ops.conv2d import directions
@@ -154,11 +154,7 @@ def _local(
     lhs, rhs, own = _with_halos(lhs, rhs, own, device)
     if not device.decision.summed(device.rule, 0):
         return primitive.bind(lhs, rhs, *operands[2:], **own)
-    plain: Params = {**own, "epilogue": Epilogue(), "config": None}
-    acc = device.complete(primitive.bind(lhs, rhs, **plain)[0])
-    if epilogue.is_identity:
-        return [acc]
-    acc = epilogues.in_float32(acc)
+    acc = completed(primitive, lhs, rhs, own, epilogue, device)
     return finish(acc, epilogue, bias, residual, own["out"], own["layout"])
 
 

@@ -19,7 +19,7 @@ import jax
 
 from tracea_jax.emit.signature import Parameter, Signature
 from tracea_jax.mistakes import shown
-from tracea_jax.ops.cuda_kernel import numbers
+from tracea_jax.ops.cuda_kernel import meaning, numbers
 from tracea_jax.ops.cuda_kernel.launcher import Launcher
 
 Struct = jax.ShapeDtypeStruct
@@ -63,11 +63,19 @@ class Definition:
     backward: Callable[..., Any] | None
     vmap: Any
     tolerance: float | None
+    sharding: str | None = None
     space: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     @property
     def name(self) -> str:
         return self.signature.name
+
+    @property
+    def program_text(self) -> str | None:
+        """What stands for this in programs of several devices, if it may be split."""
+        if self.sharding is None or not meaning.has_digest(self):
+            return None
+        return f"{self.name} {meaning.digest(self)}"
 
     def launcher(self, avals: Sequence[Any], given: numbers.Numbers) -> Launcher:
         """The launcher of a call on operands of these shapes.

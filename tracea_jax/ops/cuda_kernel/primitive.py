@@ -31,6 +31,7 @@ from tracea_jax.ops.common.typed import (
 )
 from tracea_jax.ops.common.typed import zeros as zeros_of
 from tracea_jax.ops.cuda_kernel.given import as_list
+from tracea_jax.ops.cuda_kernel.sharding import rule
 from tracea_jax.problem.cuda_kernel import CudaKernelProblem
 
 cuda_kernel_p = Primitive("tracea_cuda_kernel")
@@ -78,12 +79,18 @@ def reference(*operands: Any, kernel: Any, numbers: Any, **_: Any) -> list[Any]:
         raise Unsupported(
             f"cuda_kernel {name!r} has no reference=, which would run where a CUDA "
             "kernel cannot: on other devices, for symbolic shapes, and for arrays that "
-            "are partitioned automatically (use shard_map)"
+            "are partitioned automatically (use shard_map, or declare sharding=)"
         )
     return launcher.reference(*operands)
 
 
-PLANNED = lowering.register("cuda_kernel", cuda_kernel_p, problem_of, reference)
+PLANNED = lowering.register(
+    "cuda_kernel",
+    cuda_kernel_p,
+    problem_of,
+    reference,
+    sharding=functools.partial(rule, cuda_kernel_p),
+)
 
 
 # --- derivatives ----------------------------------------------------------------------

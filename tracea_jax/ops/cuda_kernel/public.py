@@ -26,6 +26,7 @@ from tracea_jax.ops.cuda_kernel.given import (
     with_numbers,
 )
 from tracea_jax.ops.cuda_kernel.primitive import bind, reference
+from tracea_jax.ops.cuda_kernel.sharding import parsed
 from tracea_jax.ops.cuda_kernel.tangent import differentiable
 from tracea_jax.ops.cuda_kernel.text import included, place_of, read
 from tracea_jax.variants.cuda_kernel import KernelConfig, check_size
@@ -54,6 +55,7 @@ def cuda_kernel(
     backward: Callable[..., Any] | None = None,
     vmap: str | Callable[..., Any] = "sequential",
     tolerance: float | None = None,
+    sharding: str | None = None,
 ) -> CudaKernel:
     """CUDA C++ as an op of JAX, under jit, vmap, grad, scan, shard_map and export.
 
@@ -106,6 +108,11 @@ def cuda_kernel(
         (results, whether each is mapped), mapped dimensions first.
       tolerance: of a tuning: the largest error of a result, relative to its reference
         plus its root mean square; by default 64 units of roundoff of its dtype.
+      sharding: which dimensions the compiler may split over devices, as in
+        "i j, j -> i j": operands, then results, "_" for a dimension that is never
+        split. Called on parts of the named dimensions, the kernel must make these
+        parts of the results; ``out`` and numbers follow from the operands. Without it
+        arrays that the compiler splits are the reference's.
 
     Returns:
       A function of the operands, with numbers as keywords; ``config=`` chooses one of
@@ -129,7 +136,10 @@ def cuda_kernel(
         backward=backward,
         vmap=vmap,
         tolerance=tolerance,
+        sharding=sharding,
     )
+    if sharding is not None:
+        parsed(sharding)
     _check_launch(grid=grid, block=block, cluster=cluster, shared=shared)
     text, place = read(source)
     base = None if name is None else name.partition("<")[0].strip().split("::")[-1]
@@ -177,6 +187,7 @@ def cuda_kernel(
             backward=backward,
             vmap=vmap,
             tolerance=tolerance,
+            sharding=sharding,
         )
     )
 
@@ -198,6 +209,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "backward": _FUNCTION,
     "vmap": (str | _CALL, "'sequential', 'leading' or a function"),
     "tolerance": (Real | None, "a number or None"),
+    "sharding": (str | None, "a str or None"),
 }
 
 

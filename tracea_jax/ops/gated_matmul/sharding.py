@@ -12,11 +12,11 @@ from typing import Any
 import jax
 
 from tracea_jax.ops.common import epilogue as epilogues
+from tracea_jax.ops.common.partial_sums import completed
 from tracea_jax.ops.common.sharding import Device, Rule
 from tracea_jax.ops.common.typed import Aval, Params, Primitive
 from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.ops.matmul.sharding import Factors
-from tracea_jax.problem import Epilogue
 from tracea_jax.variants.gated import gate_epilogue
 
 
@@ -54,10 +54,8 @@ def _local(
     activation, saves = others.pop("activation"), others.pop("save_products")
     if others["implementation"] not in (None, "xla"):
         others["implementation"] = "tracea"  # variants of ours are not matmul's
-    how: Params = {**others, "epilogue": Epilogue(), "config": None}
     lhs, *weights = operands
-    g, u = (device.complete(matmul_p.bind(lhs, w, **how)[0]) for w in weights)
     step = gate_epilogue(activation, saves, fused=True)
-    wide = epilogues.accumulator_dtype(step, lhs.dtype, g.dtype, params["out"])
-    results = epilogues.apply(g.astype(wide), step, None, u, params["out"])
-    return [*results, u] if saves else results
+    g, u = (completed(matmul_p, lhs, w, others, step, device) for w in weights)
+    results = epilogues.apply(g, step, None, u, params["out"])
+    return [*results, u.astype(params["out"])] if saves else results

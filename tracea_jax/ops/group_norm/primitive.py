@@ -6,7 +6,9 @@
     inverse = 1 / sqrt(variance + epsilon)
 
 x is (images, pixels, channels), scale and bias are (channels,), and mean and inverse,
-which the gradients take, are (images, groups) of float32. These two are no results for
+which the gradients take, are (images, groups) of float32. Images and pixels may have
+any number of dimensions, so that each can be split over devices; ``ranks`` then says
+how many are those of images. The two are no results for
 others: their derivatives count as zero, as those of y contain what they depend on.
 
 | primitive    | operands                              | results             |
@@ -20,6 +22,7 @@ others: their derivatives count as zero, as those of y contain what they depend 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +43,7 @@ from tracea_jax.ops.common.typed import (
     Dims,
     Operand,
     Params,
+    Primitive,
     Tangents,
     Zero,
     ad,
@@ -51,59 +55,152 @@ from tracea_jax.ops.common.typed import (
     vjp,
     vmap,
 )
+from tracea_jax.ops.group_norm.sharding import rule
 from tracea_jax.ops.matmul.primitive import jvp_of_some
 from tracea_jax.problem import GroupNormProblem
 from tracea_jax.problem.group_norm import Direction
 
-_FORMULA = ("groups", "epsilon", "activation")  # parameters that say what is computed
+# Parameters that say what is computed.
+_FORMULA = ("groups", "epsilon", "activation", "ranks")
 
 
 def bind(
-    x: Any, scale: Any, bias: Any, *, groups: int, epsilon: float, activation: str
+    x: Any,
+    scale: Any,
+    bias: Any,
+    *,
+    groups: int,
+    epsilon: float,
+    activation: str,
+    ranks: int = 1,
 ) -> Any:
     """y, of x's shape and dtype.
 
     Args:
-      x: (images, pixels, channels), floating.
+      x: (images..., pixels..., channels), floating.
       scale, bias: (channels,), of one dtype.
       groups: that the channels are divided into, neighbours in each.
       epsilon: what is added to variances.
       activation: one of ``problem.ACTIVATIONS``.
+      ranks: how many dimensions are those of images.
     """
     params: Params = {"groups": groups, "epsilon": epsilon, "activation": activation}
-    params |= {"implementation": None, "config": None}
+    params |= {"implementation": None, "config": None, **_as_ranks(x.ndim, ranks)}
     operands = (x, scale, bias)
     if lowering.explicitly_sharded("group_norm", operands, None):
         return reference(*operands, **params)[0]
     return group_norm_p.bind(*lowering.align_varying_axes(operands), **params)[0]
 
 
+def _as_ranks(ndim: int, ranks: int) -> Params:
+    """The primitives' parameter; nothing for (images, pixels, channels)."""
+    return {} if (ndim, ranks) == (3, 1) else {"ranks": ranks}
+
+
 # --- what they mean -------------------------------------------------------------------
 
 
 def reference(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, **params: Any
+) -> list[jax.Array]:
+    """The norm in jnp, in float32 at least, rounded once."""
+    return summed(x, scale, bias, of_group=lambda whole: whole, parts=1, **params)
+
+
+def summed(
     x: jax.Array,
     scale: jax.Array,
     bias: jax.Array,
     *,
+    of_group: Callable[[jax.Array], jax.Array],
+    parts: int,
     groups: int,
     epsilon: float,
     activation: str,
+    ranks: int = 1,
     **_: Any,
 ) -> list[jax.Array]:
-    """The norm in jnp, in float32 at least, rounded once."""
-    wide: Any = promoted(x.dtype, jnp.float32)
-    images, pixels, channels = x.shape
-    grouped = x.astype(wide).reshape(images, pixels, groups, channels // groups)
-    mean = grouped.mean((1, 3), keepdims=True)
-    centred = grouped - mean
-    variance = jnp.square(centred).mean((1, 3), keepdims=True)
+    """The norm of a part of x.
+
+    Args:
+      x, scale, bias: operands of the primitive.
+      of_group: a sum over a part of a group's entries -> that over all parts.
+      parts: how many there are.
+      groups, epsilon, activation, ranks: parameters.
+    """
+    centred, axes = _grouped(x, groups), _of_group(x, ranks)
+    wide: Any = centred.dtype
+    count = parts * math.prod(centred.shape[a] for a in axes)
+    mean = of_group(centred.sum(axes, keepdims=True)) / count
+    centred = centred - mean
+    variance = of_group(jnp.square(centred).sum(axes, keepdims=True)) / count
     inverse = lax.rsqrt(variance + asarray(epsilon, wide))
-    of_channels = (1, 1, groups, channels // groups)
-    scaled = inverse * scale.astype(wide).reshape(of_channels)
-    z = centred * scaled + bias.astype(wide).reshape(of_channels)
+    scaled = inverse * scale.astype(wide).reshape(centred.shape[-2:])
+    z = centred * scaled + bias.astype(wide).reshape(centred.shape[-2:])
     y = ACTIVATION_FUNCTIONS[activation](z).reshape(x.shape).astype(x.dtype)
-    return [y, *(v.reshape(images, groups) for v in (mean, inverse))]
+    return [y, *(v.reshape(*x.shape[:ranks], groups) for v in (mean, inverse))]
+
+
+def _grouped(x: jax.Array, groups: int) -> jax.Array:
+    """x in float32 at least, (images..., pixels..., groups, channels of a group)."""
+    wide: Any = promoted(x.dtype, jnp.float32)
+    channels = x.shape[-1]
+    return x.astype(wide).reshape(*x.shape[:-1], groups, channels // groups)
+
+
+def _of_group(x: jax.Array, ranks: int) -> tuple[int, ...]:
+    """The dimensions of ``_grouped`` that a group's statistics are sums over."""
+    return (*range(ranks, x.ndim - 1), x.ndim)
+
+
+def summed_gradients(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    mean: jax.Array,
+    inverse: jax.Array,
+    dy: jax.Array,
+    *,
+    of_group: Callable[[jax.Array], jax.Array],
+    of_channel: Callable[[jax.Array], jax.Array],
+    parts: int,
+    groups: int,
+    activation: str,
+    ranks: int = 1,
+    **_: Any,
+) -> list[jax.Array]:
+    """The gradients of a part of x; arguments are as of ``summed``.
+
+    Args:
+      x, scale, bias, mean, inverse, dy: operands of the primitive.
+      of_group: a sum over a part of a group's entries -> that over all parts.
+      of_channel: the same of images and pixels.
+      parts: how many there are of a group.
+      groups, activation, ranks: parameters.
+    """
+    wide_x, axes = _grouped(x, groups), _of_group(x, ranks)
+    of_image = (*x.shape[:ranks], *(1,) * (x.ndim - 1 - ranks), groups, 1)
+    mean, inverse = (v.reshape(of_image) for v in (mean, inverse))
+    factor, shift = (
+        c.astype(wide_x.dtype).reshape(wide_x.shape[-2:]) for c in (scale, bias)
+    )
+    normed = (wide_x - mean) * inverse
+    _, pull = vjp(ACTIVATION_FUNCTIONS[activation], normed * factor + shift)
+    (dz,) = pull(_grouped(dy, groups))
+    outer = tuple(range(x.ndim - 1))
+    dscale, dbias = (of_channel(v.sum(outer)) for v in (dz * normed, dz))
+    dnormed = dz * factor
+    count = parts * math.prod(wide_x.shape[a] for a in axes)
+    first, second = (
+        of_group(v.sum(axes, keepdims=True)) / count
+        for v in (dnormed, dnormed * normed)
+    )
+    dx = inverse * (dnormed - first - normed * second)
+    return [
+        dx.reshape(x.shape).astype(x.dtype),
+        dscale.reshape(scale.shape).astype(scale.dtype),
+        dbias.reshape(bias.shape).astype(bias.dtype),
+    ]
 
 
 def _y(*operands: Any, **params: Any) -> Any:
@@ -126,7 +223,7 @@ def reference_gradients(
 
 
 def _formula(params: Params) -> Params:
-    return {name: params[name] for name in _FORMULA}
+    return {name: params[name] for name in _FORMULA if name in params}
 
 
 def problem_of(
@@ -136,15 +233,15 @@ def problem_of(
     epsilon: float,
     activation: Any,
     direction: Direction = "forward",
+    ranks: int = 1,
     **_: Any,
 ) -> GroupNormProblem:
     """The problem that a primitive's parameters and static shapes describe."""
     x, scale = avals[:2]
-    images, pixels, channels = x.shape
     return GroupNormProblem(
-        images=images,
-        pixels=pixels,
-        channels=channels,
+        images=math.prod(x.shape[:ranks]),
+        pixels=math.prod(x.shape[ranks:-1]),
+        channels=x.shape[-1],
         groups=groups,
         epsilon=epsilon,
         activation=activation,
@@ -156,13 +253,42 @@ def problem_of(
 
 group_norm_p = lowering.primitive("tracea_group_norm", reference)
 gradients_p = lowering.primitive("tracea_group_norm_gradients", reference_gradients)
+
+
+def _flattened(
+    primitive: Primitive, *operands: jax.Array, ranks: int, **params: Any
+) -> list[jax.Array]:
+    """A primitive by the same of (images, pixels, channels)."""
+    x = operands[0]
+    images, pixels = math.prod(x.shape[:ranks]), math.prod(x.shape[ranks:-1])
+
+    def merged(a: jax.Array) -> jax.Array:
+        if a.ndim == 1:
+            return a
+        outer = (images, pixels) if a.ndim == x.ndim else (images,)
+        return a.reshape(*outer, a.shape[-1])
+
+    results = primitive.bind(*map(merged, operands), **params)
+    shapes = {3: x.shape[:-1], 2: x.shape[:ranks], 1: ()}
+    return [y.reshape(*shapes[y.ndim], y.shape[-1]) for y in results]
+
+
 PLANNED = (
-    lowering.register("group_norm", group_norm_p, problem_of, reference),
+    lowering.register(
+        "group_norm",
+        group_norm_p,
+        problem_of,
+        reference,
+        sharding=functools.partial(rule, group_norm_p, summed),
+        flattened=functools.partial(_flattened, group_norm_p),
+    ),
     lowering.register(
         "group_norm",
         gradients_p,
         functools.partial(problem_of, direction="gradients"),
         reference_gradients,
+        sharding=functools.partial(rule, gradients_p, summed_gradients),
+        flattened=functools.partial(_flattened, gradients_p),
     ),
 )
 
@@ -240,15 +366,15 @@ ad.primitive_transposes[tangent_p] = _tangent_transpose
 
 
 def _batch(operands: Arrays, dims: Dims, **params: Any) -> Batched:
-    """Mapped images are more images, unless scale or bias are mapped too."""
+    """Mapped images have one more dimension, unless scale or bias are mapped too."""
     x, *parameters = dims
     if x is None or any(d is not None for d in parameters):
         return _batch_in_jnp(reference, operands, dims, params)
-    moved, _, size = move_mapped(operands, dims)
-    images = moved[0].shape[1]  # -1 fails on size 0
-    merged = moved[0].reshape(size * images, *moved[0].shape[2:])
-    outs = group_norm_p.bind(merged, *moved[1:], **params)
-    return [y.reshape(size, images, *y.shape[1:]) for y in outs], [0] * len(outs)
+    moved, _, _ = move_mapped(operands, dims)
+    ranks = params.pop("ranks", 1) + 1
+    how = {**params, **_as_ranks(moved[0].ndim, ranks)}
+    outs = group_norm_p.bind(*moved, **how)
+    return outs, [0] * len(outs)
 
 
 def _batch_in_jnp(

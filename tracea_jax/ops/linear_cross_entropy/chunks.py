@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.promotion import promoted
+from tracea_jax.ops.common.ranks import Ranks, as_ranks
 from tracea_jax.ops.common.typed import (
     arange,
     checkpoint,
@@ -70,7 +71,7 @@ def why_at_once(rows: int, vocabulary: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """How logits are made of x (rows, features) and w, and in which chunks.
+    """How logits are made of x (rows..., features) and w, and in which chunks.
 
     Attributes:
       layout: "nt" for w (vocabulary, features), "nn" for (features, vocabulary).
@@ -100,6 +101,8 @@ class Head:
     def product(self, lhs: Any, rhs: Any, layout: str, out: Any, **others: Any) -> Any:
         """op(lhs) @ op(rhs) plus a bias or a residual, if there are any."""
         given = {name: x for name, x in others.items() if x is not None}
+        outer = lhs.ndim - 1
+        ranks = Ranks(rows=outer) if layout[0] == "n" else Ranks(contraction=outer)
         step = Epilogue(
             bias="row" if "bias" in given else "none", residual="residual" in given
         )
@@ -113,6 +116,7 @@ class Head:
             epilogue=step,
             implementation=self.implementation,
             config=None,
+            **as_ranks(ranks),
         )
         return y
 
@@ -169,39 +173,39 @@ class Chunk:
         return self.head.logits_of(x, self.of(w), self.of_bias(bias))
 
     def is_label(self, labels: Any) -> Any:
-        """(rows, size): where a column is the row's label."""
-        columns = lax.broadcasted_iota(labels.dtype, (1, self.size), 1)
-        return columns == (labels - self.start)[:, None]
+        """(rows..., size): where a column is the row's label."""
+        columns = lax.iota(labels.dtype, self.size)
+        return columns == (labels - self.start)[..., None]
 
     def at_label(self, logits: Any, labels: Any, otherwise: Any) -> Any:
-        """(rows,): each row's entry at its label, if that is in this chunk."""
+        """(rows...): each row's entry at its label, if that is in this chunk."""
         if self.is_all:
-            found = jnp.where(self.is_label(labels), logits, zeros_like(logits)).sum(1)
+            found = jnp.where(self.is_label(labels), logits, zeros_like(logits)).sum(-1)
             inside = (labels >= 0) & (labels < self.size)
             return jnp.where(inside, found, otherwise)
         local = labels - self.start
         inside = (local >= 0) & (local < self.size)
-        clipped = jnp.clip(local, 0, self.size - 1)[:, None]
-        found = jnp.take_along_axis(logits, clipped, 1, mode="promise_in_bounds")
-        return jnp.where(inside, found[:, 0], otherwise)
+        clipped = jnp.clip(local, 0, self.size - 1)[..., None]
+        found = jnp.take_along_axis(logits, clipped, -1, mode="promise_in_bounds")
+        return jnp.where(inside, found[..., 0], otherwise)
 
 
 def forward(
     x: Any, w: Any, labels: Any, bias: Any = None, *, head: Head
 ) -> tuple[Any, Any]:
     """[log-sum-exp, label logit] of each row."""
-    rows, wide = x.shape[0], statistics_dtype(head.logits)
+    rows, wide = labels.shape, statistics_dtype(head.logits)
 
     def of_chunk(carry: Any, chunk: Chunk) -> Any:
         largest, total, label = carry
         logits = chunk.logits(x, w, bias)
-        new = jnp.maximum(largest, logits.max(1))
+        new = jnp.maximum(largest, logits.max(-1))
         shift = _finite(new)
-        added = jnp.exp(logits - shift[:, None]).sum(1)
+        added = jnp.exp(logits - shift[..., None]).sum(-1)
         total = total * jnp.exp(largest - shift) + added
         return new, total, chunk.at_label(logits, labels, label)
 
-    start = full(rows, -jnp.inf, wide), *_zeros(((rows,), wide), ((rows,), wide))
+    start = full(rows, -jnp.inf, wide), *_zeros((rows, wide), (rows, wide))
     operands = _present(x, w, labels, bias)
     largest, total, label = _over(head, w, of_chunk, start, operands)
     return jnp.log(total) + _finite(largest), label
@@ -240,7 +244,7 @@ def tangent(
                 jnp.broadcast_to(chunk.of_bias(dbias), logits.shape).astype(wide)
             )
         dlogits = functools.reduce(jnp.add, terms)
-        dlse += (jnp.exp(logits - lse[:, None]) * dlogits).sum(1)
+        dlse += (jnp.exp(logits - lse[..., None]) * dlogits).sum(-1)
         return dlse, chunk.at_label(dlogits, labels, dlabel)
 
     start = _zeros((lse.shape, wide), (lse.shape, wide))
@@ -265,8 +269,8 @@ def backward(
 
     def of_chunk(grads: dict[str, Any], chunk: Chunk) -> dict[str, Any]:
         logits = chunk.logits(x, w, bias)
-        dlogits = ct_lse[:, None] * jnp.exp(logits - lse[:, None])
-        ones = jnp.where(chunk.is_label(labels), ct_label[:, None], 0)
+        dlogits = ct_lse[..., None] * jnp.exp(logits - lse[..., None])
+        ones = jnp.where(chunk.is_label(labels), ct_label[..., None], 0)
         dlogits = dlogits + ones.astype(wide)
         short, new = head.narrowed(dlogits, x, w), dict(grads)
         if "x" in wanted:
@@ -278,7 +282,7 @@ def backward(
             part = head.product(*pair, "tn", w.dtype)
             new["w"] = chunk.put(grads["w"], part, head.axis)
         if "bias" in wanted:
-            part = dlogits.sum(0).astype(bias.dtype)
+            part = dlogits.sum(tuple(range(x.ndim - 1))).astype(bias.dtype)
             new["bias"] = chunk.put(grads["bias"], part, 0)
         return new
 

@@ -4,8 +4,9 @@
     its tangent:          x, w, labels (, bias), log-sum-exp, tangents -> their tangents
     its gradients:        x, w, labels (, bias), log-sum-exp, cotangents -> gradients
 
-x is (rows, features), w as ``Head.layout`` says, labels (rows,) integers, bias
-(vocabulary,). A label outside of the vocabulary has the logit 0. The tangent is linear
+x is (rows..., features), w as ``Head.layout`` says, labels (rows...) integers, bias
+(vocabulary,). Dimensions of rows, one at least, stay apart, so that each can be split
+over devices. A label outside of the vocabulary has the logit 0. The tangent is linear
 in the tangents, and its transpose are the gradients. Where the compiler partitions
 arrays, all columns are one chunk. What the loops compute is in ``chunks``; what
 programs call is in ``public``.
@@ -14,6 +15,7 @@ programs call is in ``public``.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +25,8 @@ import jax.numpy as jnp
 from tracea_jax import _compat
 from tracea_jax.catalogue import Composite
 from tracea_jax.ops.common import by_reference, lowering, remat
-from tracea_jax.ops.common.shapes import flat, move_mapped
+from tracea_jax.ops.common.ranks import Ranks, as_ranks
+from tracea_jax.ops.common.shapes import move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
     Aval,
@@ -66,11 +69,11 @@ def reference(
 ) -> list[Any]:
     """The primitive in jnp, of all logits at once: the tests' oracle."""
     logits = head.logits_of(x, w, bias)
-    inside = (labels >= 0) & (labels < logits.shape[1])
-    safe = jnp.where(inside, labels, 0)[:, None]
-    label = jnp.take_along_axis(logits, safe, 1, mode="promise_in_bounds")[:, 0]
+    inside = (labels >= 0) & (labels < logits.shape[-1])
+    safe = jnp.where(inside, labels, 0)[..., None]
+    label = jnp.take_along_axis(logits, safe, -1, mode="promise_in_bounds")[..., 0]
     zero = zeros_like(label)
-    return [jax.nn.logsumexp(logits, 1), jnp.where(inside, label, zero)]
+    return [jax.nn.logsumexp(logits, -1), jnp.where(inside, label, zero)]
 
 
 def _chunked(*operands: Any, head: Head, **_: Any) -> list[Any]:
@@ -98,7 +101,7 @@ by_reference.register(linear_cross_entropy_p, reference)
 
 
 def _reason(avals: Sequence[Aval], *, head: Head, **_: Any) -> str:
-    rows, vocabulary = avals[0].shape[0], head.vocabulary(avals[1])
+    rows, vocabulary = math.prod(avals[0].shape[:-1]), head.vocabulary(avals[1])
     size = rows * jnp.dtype(head.logits).itemsize / 2**20
     return (
         f"{head.chunk} of {vocabulary} columns at a time: {size * head.chunk:.3g} "
@@ -256,7 +259,7 @@ ad.primitive_transposes[tangent_p] = _tangent_transpose
 
 
 def _batch(operands: Arrays, dims: Dims, *, head: Head, body: Any) -> Batched:
-    """Stacks rows where only they are mapped; heads are computed one after another."""
+    """One call where only rows are mapped; heads are computed one after another."""
     moved, mapped, size = move_mapped(operands, dims)
     if mapped[1] or mapped[3:] == [True]:
         return _one_by_one(functools.partial(bind, head=head), moved, mapped)
@@ -265,9 +268,7 @@ def _batch(operands: Arrays, dims: Dims, *, head: Head, body: Any) -> Batched:
         a if is_mapped else jnp.broadcast_to(a, (size, *a.shape))
         for a, is_mapped in ((x, mapped[0]), (labels, mapped[2]))
     )
-    rows = labels.shape
-    outs = bind(flat(x, 1), w, flat(labels, 0), *bias, head=head)
-    return [y.reshape(rows) for y in outs], [0, 0]
+    return bind(x, w, labels, *bias, head=head), [0, 0]
 
 
 def _batch_tangent(operands: Arrays, dims: Dims, **params: Any) -> Batched:
@@ -305,6 +306,7 @@ def _as_dot(avals: Sequence[Aval], params: Params) -> tuple[Any, ...]:
     """The product of all logits, of which little is saved."""
     head = params["head"]
     how = {"layout": head.layout, "precision": head.precision, "out": head.logits}
+    how |= as_ranks(Ranks(rows=len(avals[0].shape) - 1))
     return product_as_dot(avals, how)
 
 

@@ -166,9 +166,11 @@ def statistics(
         implementation=implementation,
     )
     own = [] if bias is None else [bias]
-    flat = [x.reshape(rows, x.shape[-1]), w, labels.reshape(rows).astype(jnp.int32)]
-    outs = (reference if chunk is None else bind)(*flat, *own, head=head)
-    lse, label = (y.reshape(labels.shape) for y in outs)
+    shape, labels = labels.shape, labels.astype(jnp.int32)
+    if not shape:
+        x, labels = x[None], labels[None]
+    outs = (reference if chunk is None else bind)(x, w, labels, *own, head=head)
+    lse, label = (y.reshape(shape) for y in outs)
     return lse, label
 
 

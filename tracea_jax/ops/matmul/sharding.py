@@ -14,9 +14,11 @@ from typing import Any
 import jax
 
 from tracea_jax.ops.common import epilogue as epilogues
-from tracea_jax.ops.common.ranks import Parts, Ranks, over_rows
+from tracea_jax.ops.common.partial_sums import completed
+from tracea_jax.ops.common.ranks import Parts, Ranks
 from tracea_jax.ops.common.sharding import Device, Dims, Rule
 from tracea_jax.ops.common.typed import Aval, Params, Primitive
+from tracea_jax.ops.matmul.definition import of_batches, split
 from tracea_jax.problem import Epilogue
 
 
@@ -102,23 +104,17 @@ def _local(
         results = primitive.bind(*operands, **params)
     if epilogue.column_sums:
         summed = (*factors.batch, *factors.rows)
-        results = [*results[:-1], device.total(results[-1], summed)]
+        # Of 16 bits where the derivative has them: what plain JAX sums up and sends.
+        sums = device.total(results[-1], summed, params["out"])
+        results = [*results[:-1], sums]
     return results
 
 
 def _summed(
     primitive: Primitive, params: Params, operands: Sequence[jax.Array], device: Device
 ) -> list[jax.Array]:
-    epilogue, out = params["epilogue"], params["out"]
-    lhs, rhs, *rest = operands
-    plain = {**params, "epilogue": Epilogue(), "config": None}
-    acc = device.complete(primitive.bind(lhs, rhs, **plain)[0])
-    if epilogue.is_identity:
-        return [acc]
-    bias = rest.pop(0) if epilogue.bias != "none" else None
-    residual = rest.pop(0) if epilogue.residual else None
-    if bias is not None:
-        ranks = Ranks.of(lhs, rhs, params)
-        bias = over_rows(bias, ranks, epilogue.bias == "batched_row")
-    wide = epilogues.accumulator_dtype(epilogue, lhs.dtype, rhs.dtype, out)
-    return epilogues.apply(acc.astype(wide), epilogue, bias, residual, out)
+    epilogue: Epilogue = params["epilogue"]
+    lhs, rhs, bias, residual = split(operands, epilogue)
+    acc = completed(primitive, lhs, rhs, params, epilogue, device)
+    bias = of_batches(bias, epilogue, Ranks.of(lhs, rhs, params))
+    return epilogues.apply(acc, epilogue, bias, residual, params["out"])

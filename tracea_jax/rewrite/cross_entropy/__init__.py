@@ -64,6 +64,7 @@ def _match(view: View, head: Head, loss: Loss, chunk: int) -> Match | str:
     site = CrossEntropySite(
         lhs=head.product.lhs,
         rhs=head.product.rhs,
+        contraction=head.product.extents.ranks.contraction,
         moves=head.moves,
         has_bias=head.bias is not None,
         logits=head.dtype,

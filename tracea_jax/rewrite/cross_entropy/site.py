@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ class CrossEntropySite:
 
     Attributes:
       lhs, rhs: how x and w become canonical.
+      contraction: how many dimensions of theirs are features.
       moves: how the rows of x become those of the labels.
       has_bias: whether there is one.
       logits: dtype that they are rounded to.
@@ -38,6 +40,7 @@ class CrossEntropySite:
 
     lhs: Operand
     rhs: Operand
+    contraction: int
     moves: tuple[Reshaped | Sliced, ...]
     has_bias: bool
     logits: str
@@ -54,8 +57,7 @@ class CrossEntropySite:
 
     def __call__(self, x: Any, w: Any, *rest: Any) -> Any:
         *bias, labels = rest
-        x, w = self.lhs(x), self.rhs(w)
-        x = x.T if self.lhs.letter == "t" else x
+        x, w = self._rows(self.lhs(x)), self._matrix(self.rhs(w))
         for move in self.moves:
             x = move(x)
         vocabulary = w.shape["tn".index(self.rhs.letter)]
@@ -78,6 +80,20 @@ class CrossEntropySite:
         if self.summed:
             result = result.reshape(self.lead).sum(self.summed)
         return (self.sign * result).reshape(self.shape).astype(self.out)
+
+    def _rows(self, x: Any) -> Any:
+        """x as (rows..., features)."""
+        features = range(self.contraction)
+        if self.lhs.letter == "t":
+            x = jnp.moveaxis(x, features, [i - self.contraction for i in features])
+        rows, own = x.shape[: -self.contraction], x.shape[-self.contraction :]
+        return x.reshape(*rows, math.prod(own))
+
+    def _matrix(self, w: Any) -> Any:
+        """w with all features as one dimension, and one of the vocabulary."""
+        if self.rhs.letter == "t":
+            return w.reshape(w.shape[0], math.prod(w.shape[1:]))
+        return w.reshape(math.prod(w.shape[:-1]), w.shape[-1])
 
     def _difference(self, lse: Any, label: Any, inside: Any) -> Any:
         """The label's logit less the log-sum-exp."""
