@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from tracea_jax.masks import Mask
 from tracea_jax.mistakes import shown
+from tracea_jax.ops.attention.reference import OPTIONAL
 from tracea_jax.ops.common.shapes import as_array
 from tracea_jax.ops.common.typed import finfo
 from tracea_jax.problem.attention import Alibi
@@ -118,3 +119,38 @@ def alibi(form: Any, slopes: jax.Array | None) -> Alibi | None:
     if not isinstance(form, str) or form not in ALIBI:
         raise ValueError(f"alibi={shown(form)} must be one of {', '.join(ALIBI)}")
     return None if slopes is None else form
+
+
+_OF_RINGS = ("q_segments", "kv_segments")  # which follow q, k and v round
+_ARGUMENTS = {
+    "q_lengths": "query_seq_lengths",
+    "kv_lengths": "key_value_seq_lengths",
+}
+
+
+def check_ring(given: dict[str, Any], q: jax.Array, k: jax.Array, scale: Any) -> None:
+    """Refuses arguments that ring attention does not take.
+
+    Args:
+      given: optional operands and rules, by the names of ``Spec``.
+      q, k: in rank 4.
+      scale: the argument.
+
+    Raises:
+      ValueError: naming them, and what to do.
+    """
+    refused = [
+        _ARGUMENTS.get(name, name)
+        for name in OPTIONAL
+        if name not in _OF_RINGS and given[name] is not None
+    ]
+    if isinstance(scale, jax.core.Tracer):
+        refused.append("a scale that is traced")
+    if given["aligned_at_end"] and q.shape[1] != k.shape[1]:
+        refused.append("positions from the end of more keys than queries")
+    if refused:
+        raise ValueError(
+            f"attention over axis_name= does not take {', '.join(refused)}: masks are "
+            "is_causal, local_window_size and segment ids there. Gather keys and "
+            "values with jax.lax.all_gather, and call attention without axis_name"
+        )
