@@ -174,11 +174,13 @@ def programs(tokens: int, devices: int) -> Iterator[Program]:
             o, gradients = jax.vjp(f, q, k, v)
             return o, *gradients(do)
 
-        return jax.jit(step, **how)
+        jit: Any = jax.jit
+        return jit(step, **how)
 
-    def ring(name: str, order: str, **options: Any) -> Program:
+    def ring(name: str, order: Any, **options: Any) -> Program:
         local = functools.partial(whole, axis_name="x", sequence_order=order)
-        f = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)
+        shard_map: Any = jax.shard_map
+        f = shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)
         step = both(f, compiler_options=options)
         return Program(
             name=f"ring, {name}",

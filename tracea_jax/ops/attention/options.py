@@ -10,10 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import core
 
 from tracea_jax.masks import Mask
 from tracea_jax.mistakes import shown
 from tracea_jax.ops.attention.reference import OPTIONAL
+from tracea_jax.ops.attention.ring.plan import ORDERS, Order
 from tracea_jax.ops.common.shapes import as_array
 from tracea_jax.ops.common.typed import finfo
 from tracea_jax.problem.attention import Alibi
@@ -121,6 +123,17 @@ def alibi(form: Any, slopes: jax.Array | None) -> Alibi | None:
     return None if slopes is None else form
 
 
+def sequence_order(order: Any, axis_name: Any) -> Order:
+    """The order of a sequence that is split, checked."""
+    if not isinstance(order, str) or order not in ORDERS:
+        raise ValueError(
+            f"sequence_order={shown(order)} must be one of {', '.join(ORDERS)}"
+        )
+    if axis_name is None and order != "contiguous":
+        raise ValueError(f"sequence_order={order!r} needs axis_name")
+    return order
+
+
 _OF_RINGS = ("q_segments", "kv_segments")  # which follow q, k and v round
 _ARGUMENTS = {
     "q_lengths": "query_seq_lengths",
@@ -128,13 +141,15 @@ _ARGUMENTS = {
 }
 
 
-def check_ring(given: dict[str, Any], q: jax.Array, k: jax.Array, scale: Any) -> None:
+def check_ring(
+    given: dict[str, Any], q: jax.Array, k: jax.Array, mask: Any, scale: Any
+) -> None:
     """Refuses arguments that ring attention does not take.
 
     Args:
       given: optional operands and rules, by the names of ``Spec``.
       q, k: in rank 4.
-      scale: the argument.
+      mask, scale: the arguments.
 
     Raises:
       ValueError: naming them, and what to do.
@@ -144,9 +159,10 @@ def check_ring(given: dict[str, Any], q: jax.Array, k: jax.Array, scale: Any) ->
         for name in OPTIONAL
         if name not in _OF_RINGS and given[name] is not None
     ]
-    if isinstance(scale, jax.core.Tracer):
+    if isinstance(scale, core.Tracer):
         refused.append("a scale that is traced")
-    if given["aligned_at_end"] and q.shape[1] != k.shape[1]:
+    from_end = isinstance(mask, Mask) and mask.from_end
+    if from_end and q.shape[1] != k.shape[1]:
         refused.append("positions from the end of more keys than queries")
     if refused:
         raise ValueError(

@@ -19,7 +19,8 @@ The tangent is linear in its last operands, and its transpose is the backward pa
 that kernels serve reverse mode while forward mode works too. Where XLA runs the
 attention anyway, the reference is differentiated instead: then nothing is computed
 twice. Second derivatives are those of the reference, and so are the first ones where
-slopes have a tangent. The gradient of a part has no derivative: ``ring`` alone binds it.
+slopes have a tangent. The gradient of a part, which ``ring`` alone binds, has no
+derivative.
 """
 
 from __future__ import annotations
@@ -268,8 +269,8 @@ def _transpose(
 
 
 FIRST_ORDER = (
-    "ring attention (axis_name=) has first derivatives in reverse mode only; for others "
-    "gather keys and values, and call attention without axis_name"
+    "ring attention (axis_name=) has first derivatives in reverse mode only; for "
+    "others gather keys and values, and call attention without axis_name"
 )
 
 

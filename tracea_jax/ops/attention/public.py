@@ -204,6 +204,7 @@ def attention(
     )
     _check_shapes(q, k, v)
     _check_result_dtype(preferred_element_type, q.dtype)
+    order = options.sequence_order(sequence_order, axis_name)
     sees = options.masking(
         mask,
         q,
@@ -223,7 +224,7 @@ def attention(
         "alibi_slopes": options.of_heads("alibi_slopes", alibi_slopes, q),
     }
     if axis_name is not None:
-        options.check_ring(extra, q, k, scale)
+        options.check_ring(extra, q, k, mask, scale)
     spec = Spec(
         scale=_scale(scale, q, implementation),
         is_causal=sees["is_causal"],
@@ -238,15 +239,19 @@ def attention(
     operands = [q, k, v, *(extra[name] for name in spec.optional)]
     lse = q.dtype if flag("return_residual", return_residual) else None
     if axis_name is not None:
-        outs = attend(
-            *operands[:3],
-            tuple(operands[3:]),
+        ids: list[Any] = operands[3:]
+        o, residual = attend(
+            q,
+            k,
+            v,
+            tuple(ids),
             axis=axis_name,
-            order=sequence_order,
+            order=order,
             spec=spec,
             implementation=implementation,
             config=lowering.hashable_config(config),
         )
+        outs = [o, residual.astype(q.dtype)]
     elif isinstance(spec.scale, jax.Array):  # traced: no parameter of a primitive
         outs = reference(*operands, spec=spec, lse=lse)
     else:

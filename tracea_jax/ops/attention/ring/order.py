@@ -94,7 +94,7 @@ def exchanged(x: jax.Array, axis: Any, devices: int) -> jax.Array:
     2n - 1 - c in the back half. No device gets two chunks with even numbers, or two
     with odd ones: each kind is sent at once.
     """
-    even, odd = jnp.split(x, 2, SEQUENCE)
+    even, odd = _halves(x)
     even = lax.ppermute(even, axis, _owners(devices, 0))
     odd = lax.ppermute(odd, axis, _owners(devices, 1))
     return _crossed(even, odd, axis)
@@ -102,10 +102,15 @@ def exchanged(x: jax.Array, axis: Any, devices: int) -> jax.Array:
 
 def returned(x: jax.Array, axis: Any, devices: int) -> jax.Array:
     """The inverse of ``exchanged``."""
-    even, odd = jnp.split(_crossed(*jnp.split(x, 2, SEQUENCE), axis), 2, SEQUENCE)
-    back = [[(to, of) for of, to in _owners(devices, kind)] for kind in (0, 1)]
-    parts = [lax.ppermute(half, axis, to) for half, to in zip((even, odd), back)]
-    return jnp.concatenate(parts, SEQUENCE)
+    front, back = _halves(x)
+    even, odd = _halves(_crossed(front, back, axis))
+    to = [[(to, of) for of, to in _owners(devices, kind)] for kind in (0, 1)]
+    halves = [lax.ppermute(even, axis, to[0]), lax.ppermute(odd, axis, to[1])]
+    return jnp.concatenate(halves, SEQUENCE)
+
+
+def _halves(x: jax.Array) -> list[jax.Array]:
+    return [*jnp.split(x, 2, SEQUENCE)]
 
 
 def _owners(devices: int, kind: int) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from tracea_jax.ops.attention.ring.order import SEQUENCE
 from tracea_jax.ops.attention.ring.plan import Block, Range
 from tracea_jax.ops.common.promotion import promoted
-from tracea_jax.ops.common.typed import arange, lax
+from tracea_jax.ops.common.typed import arange, lax, zeros, zeros_like
 
 LENGTH = 2  # the dimension of queries in a log-sum-exp: (batch, heads, q_len)
 
@@ -81,7 +81,7 @@ def added(total: jax.Array | None, part: jax.Array, range_: Range, size: int) ->
         first, last = range_
         edges = [(0, 0, 0)] * part.ndim
         edges[SEQUENCE] = (first, size - last, 0)
-        part = lax.pad(part, jnp.zeros((), part.dtype), edges)
+        part = lax.pad(part, zeros((), part.dtype), edges)
     return part if total is None else widened(total) + widened(part)
 
 
@@ -104,7 +104,7 @@ def seen(block: Block, ids: tuple[Any, ...]) -> jax.Array | None:
     left, right = block.window.left, block.window.right
     i, j = arange(q_len)[None], arange(kv_len)[None]
     if not ids:
-        first = jnp.zeros_like(i) if left is None else jnp.maximum(i - left, 0)
+        first = zeros_like(i) if left is None else jnp.maximum(i - left, 0)
         last = kv_len - 1 if right is None else jnp.minimum(i + right, kv_len - 1)
         return first <= last
     own, others = ids
