@@ -276,7 +276,7 @@ def test_derivatives_beyond_the_first_are_refused():
     with pytest.raises(ValueError, match=FIRST):
         jax.jvp(jax.grad(loss), (q,), (q,))
     with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(loss, (q,), (q,))
+        jax.jvp(jax.jit(loss), (q,), (q,))
 
 
 # --- what is sent ---------------------------------------------------------------------

@@ -240,7 +240,7 @@ def attention(
     lse = q.dtype if flag("return_residual", return_residual) else None
     if axis_name is not None:
         ids: list[Any] = operands[3:]
-        o, residual = attend(
+        outs = attend(
             q,
             k,
             v,
@@ -248,10 +248,10 @@ def attention(
             axis=axis_name,
             order=order,
             spec=spec,
+            lse=lse,
             implementation=implementation,
             config=lowering.hashable_config(config),
         )
-        outs = [o, residual.astype(q.dtype)]
     elif isinstance(spec.scale, jax.Array):  # traced: no parameter of a primitive
         outs = reference(*operands, spec=spec, lse=lse)
     else:

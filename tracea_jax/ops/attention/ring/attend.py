@@ -130,10 +130,11 @@ def attend(
     axis: Any,
     order: Order,
     spec: Spec,
+    lse: Any,
     implementation: str | None,
     config: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """(o, log-sum-exp (batch, heads, q_len)) of a device's queries and all keys.
+) -> list[jax.Array]:
+    """The results of the primitive for a device's queries and all keys.
 
     Args:
       q, k, v: of rank 4, this device's part.
@@ -141,6 +142,7 @@ def attend(
       axis: the name, or names, of the axes that the sequence is split over.
       order: of the sequence.
       spec: of the whole attention.
+      lse: dtype of the log-sum-exp as a second result; None for none.
       implementation, config: as of the primitive.
 
     Raises:
@@ -169,15 +171,15 @@ def attend(
     here = lax.axis_index(axis)
     *arrays, _ = lowering.align_varying_axes([*arrays, here])
     q, k, v, *own = arrays
-    o, lse = _ring(ring, q, k, v, tuple(own))
+    o, residual = _ring(ring, q, k, v, tuple(own))
     if ring.hides_rows:
-        hidden = lse == -jnp.inf
+        hidden = residual == -jnp.inf
         o = _with_means(ring, o, v, hidden)
-        lse = jnp.where(hidden, definition.fill(lse.dtype), lse)
+        residual = jnp.where(hidden, definition.fill(_LSE), residual)
+    outs = [o] if lse is None else [o, residual.astype(lse).swapaxes(1, 2)]
     if is_exchanged:
-        o = orders.returned(o, axis, devices)
-        lse = orders.returned(lse.swapaxes(1, 2), axis, devices).swapaxes(1, 2)
-    return o, lse
+        outs = [orders.returned(y, axis, devices) for y in outs]
+    return [outs[0], *(y.swapaxes(1, 2) for y in outs[1:])]
 
 
 def _devices(axis: Any) -> int:
