@@ -4,6 +4,11 @@ A part gives o_i = softmax(s_i) v_i and lse_i = log(sum(exp(s_i))) of the keys i
 
     lse = log(sum of exp(lse_i))        o = sum of exp(lse_i - lse) o_i
 
+which for two parts are, with d = lse_1 - lse_2,
+
+    lse = max(lse_1, lse_2) - log(sigmoid(|d|))
+    o = sigmoid(d) o_1 + sigmoid(-d) o_2
+
 All sums are float32, or float64 for operands of float64. A query that sees no key of a
 part has lse_i = -inf, and its weight there is exactly zero, whatever o_i is. Caller:
 ``attend``.
@@ -46,8 +51,10 @@ def merged(whole: Attended | None, part: Attended, queries: Range) -> Attended:
     if whole is None:  # the part is of all queries, and rounded by its kernel
         return part
     known = whole.of(queries)
-    lse = jnp.logaddexp(known.lse, part.lse)
-    o = _weighted(known, lse) + _weighted(part, lse)
+    equal = known.lse == part.lse  # both may be -inf
+    ahead = jnp.where(equal, 0, known.lse - part.lse)
+    lse = jnp.maximum(known.lse, part.lse) - jnp.log(jax.nn.sigmoid(abs(ahead)))
+    o = _weighted(known.o, ahead) + _weighted(part.o, -ahead)
     return Attended(
         o=_replaced(widened(whole.o), o, queries),
         lse=_replaced(whole.lse, lse, queries, LENGTH),
@@ -59,9 +66,9 @@ def widened(x: jax.Array) -> jax.Array:
     return x.astype(promoted(x.dtype, jnp.float32))
 
 
-def _weighted(part: Attended, lse: jax.Array) -> jax.Array:
-    o = widened(part.o)
-    weight = jnp.exp(part.lse - lse).swapaxes(1, 2)[..., None].astype(o.dtype)
+def _weighted(o: jax.Array, ahead: jax.Array) -> jax.Array:
+    o = widened(o)
+    weight = jax.nn.sigmoid(ahead).swapaxes(1, 2)[..., None].astype(o.dtype)
     # NaN and infinities of what weighs nothing are not of the result.
     return jnp.where(weight == 0, 0, o * weight)
 
