@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +18,18 @@ from numerics import array, normal
 from transforms import assert_close, in_f64_once
 
 import tracea_jax as tracea
-from tracea_jax import masks
-from tracea_jax.ops import attention, zigzag
+from tracea_jax import masks, ops
+from tracea_jax.ops import zigzag
 from tracea_jax.ops.attention.ring.plan import chunks
 
 pytestmark = pytest.mark.once
 slow = pytest.mark.slow
+attention: Any = ops.attention
+shard_map: Any = jax.shard_map
 
-CAUSAL = {"is_causal": True}
-NEAR = {"is_causal": True, "local_window_size": (7, 0)}
-BOTH_SIDES = {"local_window_size": (9, 4)}
+CAUSAL: dict[str, Any] = {"is_causal": True}
+NEAR: dict[str, Any] = {"is_causal": True, "local_window_size": (7, 0)}
+BOTH_SIDES: dict[str, Any] = {"local_window_size": (9, 4)}
 FIRST = "first derivatives in reverse mode only"
 
 
@@ -44,7 +48,7 @@ def ring(devices, order="contiguous", **settings):
     """``attention`` of whole arrays, over a ring of devices."""
     f = functools.partial(attention, axis_name="x", sequence_order=order, **settings)
     split = P(None, "x")
-    mapped = jax.shard_map(f, mesh=mesh_of(devices), in_specs=split, out_specs=split)
+    mapped = shard_map(f, mesh=mesh_of(devices), in_specs=split, out_specs=split)
     if order == "contiguous":
         return mapped
 
@@ -134,7 +138,8 @@ def whole(**settings):
 
 @pytest.mark.parametrize("implementation", ["tracea", pytest.param("xla", marks=slow)])
 def test_queries_without_keys_get_the_mean_of_all_values(implementation):
-    window = {"local_window_size": (-3, 6)}  # the last queries see no key
+    # The last queries see no key.
+    window: dict[str, Any] = {"local_window_size": (-3, 6)}
     args = qkv(4 * 5)
     ours = ring(4, **window, implementation=implementation)
     found = jax.jit(functools.partial(results, ours))(*args)
@@ -175,7 +180,7 @@ def test_segments_travel_with_keys(order, settings):
             how = {"axis_name": "x", "sequence_order": order, **segments}
             return attention(q, k, v, **how, **settings, implementation="tracea")
 
-        mapped = jax.shard_map(
+        mapped = shard_map(
             local, mesh=mesh_of(devices), in_specs=split, out_specs=split
         )
         if order == "contiguous":
@@ -198,7 +203,7 @@ def test_a_mask_of_rules_is_taken():
         return attention(q, k, v, mask=mask, axis_name="x")
 
     specs = (*[P(None, "x")] * 3, P("x"))
-    f = jax.shard_map(local, mesh=mesh_of(2), in_specs=specs, out_specs=P(None, "x"))
+    f = shard_map(local, mesh=mesh_of(2), in_specs=specs, out_specs=P(None, "x"))
     expected, _ = exact(q, k, v, **CAUSAL, query_segment_ids=ids)
     assert_close(jax.jit(f)(q, k, v, ids), expected)
 
@@ -235,7 +240,7 @@ def test_vmap_over_examples():
         f = functools.partial(attention, **CAUSAL, axis_name="x")
         local = functools.partial(results, f)
         specs = {"in_specs": split, "out_specs": split}
-        return jax.shard_map(local, mesh=mesh_of(2), **specs)(q, k, v, w)
+        return shard_map(local, mesh=mesh_of(2), **specs)(q, k, v, w)
 
     assert_close(jax.jit(jax.vmap(one))(*args), exactly(*args, **CAUSAL), 3e-6)
 
@@ -269,7 +274,7 @@ def test_several_axes_of_a_mesh_and_unchecked_ones(axis, spec, check_vma):
     args = qkv(8)
     f = functools.partial(attention, **CAUSAL, axis_name=axis)
     how = {"in_specs": spec, "out_specs": spec, "check_vma": check_vma}
-    mapped = jax.shard_map(f, mesh=mesh_of(2, 2), **how)
+    mapped = shard_map(f, mesh=mesh_of(2, 2), **how)
     found = jax.jit(functools.partial(results, mapped))(*args)
     assert_close(found, exactly(*args, **CAUSAL), 3e-6)
 
@@ -278,6 +283,20 @@ def test_transform_keeps_it():
     args = qkv(8)
     step = tracea.transform(functools.partial(results, ring(2, **CAUSAL)))
     assert_close(jax.jit(step)(*args), exactly(*args, **CAUSAL), 3e-6)
+
+
+def test_explain_shows_each_block_and_misses_nothing():
+    f = functools.partial(results, ring(4, "zigzag", **CAUSAL))
+    shown = tracea.explain(f)(*qkv(4 * 64))
+    asked: list[Any] = [site.problem for site in shown.sites]
+    problems = collections.Counter((p.direction, p.q_len, p.kv_len) for p in asked)
+    once = {(64, 64): 1, (32, 64): 3, (64, 32): 3}
+    assert problems == {
+        (direction, *sizes): n
+        for direction in ("forward", "backward")
+        for sizes, n in once.items()
+    }
+    assert not shown.misses
 
 
 def test_derivatives_beyond_the_first_are_refused():
@@ -358,7 +377,7 @@ def test_arguments_that_a_ring_does_not_take(given, message):
         return attention(q, k, v, **{"axis_name": "x", **given})
 
     split = P(None, "x")
-    f = jax.shard_map(local, mesh=mesh_of(2), in_specs=split, out_specs=split)
+    f = shard_map(local, mesh=mesh_of(2), in_specs=split, out_specs=split)
     with pytest.raises(ValueError, match=message):
         jax.jit(f)(*qkv(8)[:3])
 
@@ -369,7 +388,7 @@ def test_positions_from_the_end_need_as_many_keys_as_queries():
 
     q, k, v, _ = qkv(4)
     split = P(None, "x")
-    f = jax.shard_map(local, mesh=mesh_of(2), in_specs=split, out_specs=split)
+    f = shard_map(local, mesh=mesh_of(2), in_specs=split, out_specs=split)
     with pytest.raises(ValueError, match="positions from the end"):
         jax.jit(f)(q[:, :2], k, v)
 
