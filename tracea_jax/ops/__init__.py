@@ -7,6 +7,7 @@ it; ``common`` holds what several share.
 
 from tracea_jax.ops import elementwise
 from tracea_jax.ops.attention.public import attention
+from tracea_jax.ops.attention.ring.order import zigzag
 from tracea_jax.ops.common.export import export_checks
 from tracea_jax.ops.common.remat import remat_policy
 from tracea_jax.ops.conv2d.public import conv2d
@@ -25,4 +26,5 @@ __all__ = [
     "matmul",
     "paged_attention",
     "remat_policy",
+    "zigzag",
 ]

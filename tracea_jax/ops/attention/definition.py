@@ -52,10 +52,10 @@ def attend(spec: Any, x: Named) -> tuple[jax.Array, jax.Array]:
     """(o, log-sum-exp of each query's scores, float32 (batch, heads, q_len))."""
     q, k, v = x["q"], x["k"], x["v"]
     batch, q_len, heads, _ = q.shape
-    scores = _scores(spec, x)
-    mask = _both([allowed(spec, x), _of_start(spec, x), _of_lengths(x)])
+    scores = scores_of(spec, x)
+    mask = visible(spec, x)
     if mask is not None:
-        scores = jnp.where(mask, scores, _fill(scores.dtype))
+        scores = jnp.where(mask, scores, fill(scores.dtype))
     scores = scores.astype(jnp.float32)
     p, lse = _softmax(scores, x["sinks"])
     groups = (batch, k.shape[2], heads // k.shape[2], q_len, k.shape[1])
@@ -67,7 +67,12 @@ def attend(spec: Any, x: Named) -> tuple[jax.Array, jax.Array]:
     return o, jax.lax.stop_gradient(lse)
 
 
-def _scores(spec: Any, x: Named) -> jax.Array:
+def visible(spec: Any, x: Named) -> jax.Array | None:
+    """Which keys each query sees, all rules taken together; None for all."""
+    return _both([allowed(spec, x), _of_start(spec, x), _of_lengths(x)])
+
+
+def scores_of(spec: Any, x: Named) -> jax.Array:
     """(batch, heads, q_len, kv_len), before the masks."""
     q, k = x["q"], x["k"]
     batch, q_len, heads, head_dim = q.shape
@@ -99,7 +104,7 @@ def _softmax(scores: jax.Array, sinks: Any) -> tuple[jax.Array, jax.Array]:
     return weights / total, jnp.squeeze(top + jnp.log(total), -1)
 
 
-def _fill(dtype: Any) -> np.ndarray:
+def fill(dtype: Any) -> np.ndarray:
     """The value of a masked score: finite, also as float32."""
     largest = min(float(finfo(dtype).max), float(finfo(jnp.float32).max))
     return np.asarray(-0.7 * largest, dtype)

@@ -10,9 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import core
 
 from tracea_jax.masks import Mask
 from tracea_jax.mistakes import shown
+from tracea_jax.ops.attention.reference import OPTIONAL
+from tracea_jax.ops.attention.ring.plan import ORDERS, Order
 from tracea_jax.ops.common.shapes import as_array
 from tracea_jax.ops.common.typed import finfo
 from tracea_jax.problem.attention import Alibi
@@ -118,3 +121,52 @@ def alibi(form: Any, slopes: jax.Array | None) -> Alibi | None:
     if not isinstance(form, str) or form not in ALIBI:
         raise ValueError(f"alibi={shown(form)} must be one of {', '.join(ALIBI)}")
     return None if slopes is None else form
+
+
+def sequence_order(order: Any, axis_name: Any) -> Order:
+    """The order of a sequence that is split, checked."""
+    if not isinstance(order, str) or order not in ORDERS:
+        raise ValueError(
+            f"sequence_order={shown(order)} must be one of {', '.join(ORDERS)}"
+        )
+    if axis_name is None and order != "contiguous":
+        raise ValueError(f"sequence_order={order!r} needs axis_name")
+    return order
+
+
+_OF_RINGS = ("q_segments", "kv_segments")  # which follow q, k and v round
+_ARGUMENTS = {
+    "q_lengths": "query_seq_lengths",
+    "kv_lengths": "key_value_seq_lengths",
+}
+
+
+def check_ring(
+    given: dict[str, Any], q: jax.Array, k: jax.Array, mask: Any, scale: Any
+) -> None:
+    """Refuses arguments that ring attention does not take.
+
+    Args:
+      given: optional operands and rules, by the names of ``Spec``.
+      q, k: in rank 4.
+      mask, scale: the arguments.
+
+    Raises:
+      ValueError: naming them, and what to do.
+    """
+    refused = [
+        _ARGUMENTS.get(name, name)
+        for name in OPTIONAL
+        if name not in _OF_RINGS and given[name] is not None
+    ]
+    if isinstance(scale, core.Tracer):
+        refused.append("a scale that is traced")
+    from_end = isinstance(mask, Mask) and mask.from_end
+    if from_end and q.shape[1] != k.shape[1]:
+        refused.append("positions from the end of more keys than queries")
+    if refused:
+        raise ValueError(
+            f"attention over axis_name= does not take {', '.join(refused)}: masks are "
+            "is_causal, local_window_size and segment ids there. Gather keys and "
+            "values with jax.lax.all_gather, and call attention without axis_name"
+        )

@@ -5,6 +5,8 @@
                         (, sinks) -> tangent of o
     attention_backward: q, k, v, optional..., o, lse, cotangent of o
                         -> gradients of q, k, v (, bias) (, sinks)
+    attention_part_backward: the same, where k and v are a part of the keys that o and
+                        lse are of, without gradients of bias and sinks
 
 q is (batch, q_len, heads, head_dim), k (batch, kv_len, kv_heads, head_dim), v like k,
 but maybe with other columns, which o then has. What ``Spec.optional`` names follows:
@@ -17,7 +19,8 @@ The tangent is linear in its last operands, and its transpose is the backward pa
 that kernels serve reverse mode while forward mode works too. Where XLA runs the
 attention anyway, the reference is differentiated instead: then nothing is computed
 twice. Second derivatives are those of the reference, and so are the first ones where
-slopes have a tangent.
+slopes have a tangent. The gradient of a part, which ``ring`` alone binds, has no
+derivative.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax import dispatch
-from tracea_jax.ops.attention import by_mask, cudnn
+from tracea_jax.ops.attention import by_mask, cudnn, part
 from tracea_jax.ops.attention import reference as references
 from tracea_jax.ops.attention.reference import Spec, problem_of, reference
 from tracea_jax.ops.attention.sharding import rule
@@ -64,6 +67,9 @@ attention_tangent_p = lowering.primitive(
 attention_backward_p = lowering.primitive(
     "tracea_attention_backward", references.backward_reference
 )
+attention_part_backward_p = lowering.primitive(
+    "tracea_attention_part_backward", part.backward_reference
+)
 
 PLANNED = (
     lowering.register(
@@ -84,6 +90,14 @@ PLANNED = (
         cudnn=cudnn.backward,
         attention_cpu=functools.partial(by_mask.call, attention_backward_p),
     ),
+    lowering.register(
+        "attention",
+        attention_part_backward_p,
+        functools.partial(problem_of, direction="backward"),
+        part.backward_reference,
+        cudnn=cudnn.backward,
+        attention_cpu=functools.partial(by_mask.call, attention_part_backward_p),
+    ),
 )
 mlir.register_lowering(
     attention_tangent_p,
@@ -97,6 +111,13 @@ def bind(*operands: Any, **params: Any) -> list[Any]:
     if lowering.explicitly_sharded("attention", operands, params["implementation"]):
         return reference(*operands, **params)
     return _aligned(attention_p, *operands, **params)
+
+
+def bind_part_backward(*operands: Any, spec: Spec, **how: Any) -> list[Any]:
+    """Gradients of q, k, v from a part of the keys; ``how`` is as of ``bind``."""
+    how["implementation"] = _gradients_of(how["implementation"])
+    which: Params = {"bias_gradient": False, "sinks_gradient": False}
+    return _aligned(attention_part_backward_p, *operands, spec=spec, **which, **how)
 
 
 def _aligned(primitive: Primitive, *operands: Any, **params: Any) -> list[Any]:
@@ -247,7 +268,18 @@ def _transpose(
     return [None, None, dv, *[None] * (len(operands) - 3)]
 
 
+FIRST_ORDER = (
+    "ring attention (axis_name=) has first derivatives in reverse mode only; for "
+    "others gather keys and values, and call attention without axis_name"
+)
+
+
+def _no_jvp(primals: Arrays, tangents: Tangents, **_: Any) -> Differentiated:
+    raise ValueError(FIRST_ORDER)
+
+
 ad.primitive_jvps[attention_p] = _jvp
+ad.primitive_jvps[attention_part_backward_p] = _no_jvp
 ad.primitive_transposes[attention_p] = _transpose
 ad.primitive_transposes[attention_tangent_p] = _tangent_transpose
 ad.primitive_jvps[attention_tangent_p] = functools.partial(
@@ -261,6 +293,7 @@ ad.primitive_jvps[attention_backward_p] = functools.partial(
 # --- vmap -----------------------------------------------------------------------------
 
 _SHARED = ("bias", "mask", "dbias")  # may have a batch of 1
+_BACKWARD = (attention_backward_p, attention_part_backward_p)
 
 
 def _names(primitive: Primitive, params: Params) -> list[str]:
@@ -268,7 +301,7 @@ def _names(primitive: Primitive, params: Params) -> list[str]:
     names = [*params["spec"].names]
     if primitive is attention_p:
         return names
-    if primitive is attention_backward_p:
+    if primitive in _BACKWARD:
         return [*names, "o", "lse", "do"]
     which: Params = {n: params[n] for n in ("bias_gradient", "sinks_gradient")}
     return [*names, "o", "lse", *(f"d{n}" for n in references.differentiated(**which))]
@@ -336,6 +369,7 @@ _REFERENCES = {
     attention_p: reference,
     attention_tangent_p: references.tangent_reference,
     attention_backward_p: references.backward_reference,
+    attention_part_backward_p: part.backward_reference,
 }
 for _p in _REFERENCES:
     batching.primitive_batchers[_p] = functools.partial(_batch, _p)

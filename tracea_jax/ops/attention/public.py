@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import (
     Any,
     Literal,
@@ -30,12 +30,16 @@ from tracea_jax.ops.attention.reference import (
     matmul_precision,
     reference,
 )
+from tracea_jax.ops.attention.ring.attend import attend
+from tracea_jax.ops.attention.ring.plan import Order
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.precision import canonical_precision, precision_name
 from tracea_jax.ops.common.promotion import preferred_dtype
 from tracea_jax.ops.common.shapes import as_array
 from tracea_jax.problem.attention import Alibi
 from tracea_jax.typing import Implementation
+
+AxisName = Hashable | tuple[Hashable, ...]
 
 
 class Keywords(TypedDict, total=False):
@@ -54,6 +58,8 @@ class Keywords(TypedDict, total=False):
     alibi: Alibi
     precision: PrecisionLike
     preferred_element_type: DTypeLike | None
+    axis_name: AxisName | None
+    sequence_order: Order
     implementation: Implementation | None
     config: Any
 
@@ -118,6 +124,8 @@ def attention(
     return_residual: bool = False,
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    axis_name: AxisName | None = None,
+    sequence_order: Order = "contiguous",
     implementation: Implementation | None = None,
     config: Any = None,
 ) -> Any:
@@ -161,6 +169,14 @@ def attention(
       precision: of both products, as in ``jax.lax.dot_general``; one for both operands.
         It changes nothing for 16-bit operands, whose products are exact in float32.
       preferred_element_type: None or query's dtype; the output has no other.
+      axis_name: inside ``jax.shard_map``, the mesh axis, or axes, that the sequence is
+        split over: query, key, value and ids are this device's part, and its queries
+        see the keys of all devices. Keys and values go round from device to device
+        (ring attention). Masks are rules and segments only, positions count over the
+        whole sequence, and there are first derivatives in reverse mode only.
+      sequence_order: with ``axis_name``, how the sequence is split: "contiguous", or
+        "zigzag" as by ``ops.zigzag``. Causal work of devices is equal in both; parts
+        that follow each other are first exchanged between devices.
       implementation: None for the best known, "xla", "tracea" (an implementation other
         than XLA's own or an error with every reason), or a variant's name; for
         derivatives likewise.
@@ -188,6 +204,7 @@ def attention(
     )
     _check_shapes(q, k, v)
     _check_result_dtype(preferred_element_type, q.dtype)
+    order = options.sequence_order(sequence_order, axis_name)
     sees = options.masking(
         mask,
         q,
@@ -206,6 +223,8 @@ def attention(
         "sinks": options.of_heads("sinks", sinks, q),
         "alibi_slopes": options.of_heads("alibi_slopes", alibi_slopes, q),
     }
+    if axis_name is not None:
+        options.check_ring(extra, q, k, mask, scale)
     spec = Spec(
         scale=_scale(scale, q, implementation),
         is_causal=sees["is_causal"],
@@ -219,7 +238,21 @@ def attention(
     )
     operands = [q, k, v, *(extra[name] for name in spec.optional)]
     lse = q.dtype if flag("return_residual", return_residual) else None
-    if isinstance(spec.scale, jax.Array):  # traced: no parameter of a primitive
+    if axis_name is not None:
+        ids: list[Any] = operands[3:]
+        outs = attend(
+            q,
+            k,
+            v,
+            tuple(ids),
+            axis=axis_name,
+            order=order,
+            spec=spec,
+            lse=lse,
+            implementation=implementation,
+            config=lowering.hashable_config(config),
+        )
+    elif isinstance(spec.scale, jax.Array):  # traced: no parameter of a primitive
         outs = reference(*operands, spec=spec, lse=lse)
     else:
         outs = bind(

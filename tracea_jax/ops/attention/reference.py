@@ -96,7 +96,7 @@ def reference(*operands: Any, spec: Spec, lse: Any = None, **_: Any) -> list[Any
     """
     x = spec.named(operands)
     if is_written_out(spec, x):
-        o, residual = _supported(functools.partial(_written_out, spec), x)
+        o, residual = supported(functools.partial(_written_out, spec), x)
         return [o] if lse is None else [o, residual.astype(lse)]
     if lse is None:
         return [_attend(spec, x, False)]
@@ -118,10 +118,10 @@ def is_written_out(spec: Spec, x: dict[str, Any]) -> bool:
 
 def _attend(spec: Spec, x: dict[str, Any], return_residual: bool) -> Any:
     call = functools.partial(_dot_product_attention, spec, return_residual)
-    return _supported(call, x)
+    return supported(call, x)
 
 
-def _supported(call: Callable[..., Any], x: dict[str, Any]) -> Any:
+def supported(call: Callable[..., Any], x: dict[str, Any]) -> Any:
     """The call's result, on platforms without the products it asks for too."""
     if x["q"].dtype != jnp.float16:
         return call(x)
