@@ -256,7 +256,7 @@ def _explicit(diagnosis: Diagnosis, allowed: tuple[str, ...], config: Any) -> An
         errors.append(f"{name}: {forbidden(reason)}")
     errors += by_reason(r for r in diagnosis.rejected if _fits(problem, r, config))
     given = repr(config) if isinstance(config, dict) else shown(config)
-    raise ValueError(f"config={given} fits no allowed variant: " + "; ".join(errors))
+    raise Unsupported(f"config={given} fits no allowed variant: " + "; ".join(errors))
 
 
 def _checked(variant: Any, config: Any, problem: Problem, device: Device) -> Any:

@@ -30,11 +30,12 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax import dispatch
+from tracea_jax.faults import NotLinear
 from tracea_jax.ops.attention import by_mask, cudnn
 from tracea_jax.ops.attention import reference as references
 from tracea_jax.ops.attention.reference import Spec, problem_of, reference
 from tracea_jax.ops.attention.sharding import rule
-from tracea_jax.ops.common import by_reference, lowering, remat
+from tracea_jax.ops.common import by_reference, jax_rules, lowering, remat
 from tracea_jax.ops.common.typed import (
     Arrays,
     Aval,
@@ -48,8 +49,8 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
-    batching,
     jit,
+    lax,
     linear_transpose,
     mlir,
 )
@@ -152,6 +153,12 @@ def _jvp(
     return outs, [do, *zeros]
 
 
+def _differentiable(*operands: Any, **params: Any) -> list[Any]:
+    """The reference, whose log-sum-exp has no derivative."""
+    o, *residual = reference(*operands, **params)
+    return [o, *map(lax.stop_gradient, residual)]
+
+
 def _tangent(
     primals: Arrays,
     o: jax.Array,
@@ -232,7 +239,7 @@ def _transpose(
     if [ad.is_undefined_primal(x) for x in operands].index(True) != 2 or any(
         ad.is_undefined_primal(x) for x in operands[3:]
     ):
-        raise ValueError(
+        raise NotLinear(
             "attention is linear in value only, so it has no transpose in others; use "
             "jax.vjp"
         )
@@ -245,17 +252,6 @@ def _transpose(
 
     (dv,) = linear_transpose(of_v, jax.ShapeDtypeStruct(aval.shape, aval.dtype))(ct)
     return [None, None, dv, *[None] * (len(operands) - 3)]
-
-
-ad.primitive_jvps[attention_p] = _jvp
-ad.primitive_transposes[attention_p] = _transpose
-ad.primitive_transposes[attention_tangent_p] = _tangent_transpose
-ad.primitive_jvps[attention_tangent_p] = functools.partial(
-    _jvp_of_reference, attention_tangent_p, references.tangent_reference
-)
-ad.primitive_jvps[attention_backward_p] = functools.partial(
-    _jvp_of_reference, attention_backward_p, references.backward_reference
-)
 
 
 # --- vmap -----------------------------------------------------------------------------
@@ -337,8 +333,33 @@ _REFERENCES = {
     attention_tangent_p: references.tangent_reference,
     attention_backward_p: references.backward_reference,
 }
-for _p in _REFERENCES:
-    batching.primitive_batchers[_p] = functools.partial(_batch, _p)
+jax_rules.register(
+    "attention",
+    attention_p,
+    _differentiable,
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=functools.partial(_batch, attention_p),
+)
+jax_rules.register(
+    "attention",
+    attention_tangent_p,
+    references.tangent_reference,
+    jvp=functools.partial(
+        _jvp_of_reference, attention_tangent_p, references.tangent_reference
+    ),
+    transpose=_tangent_transpose,
+    batch=functools.partial(_batch, attention_tangent_p),
+)
+jax_rules.register(
+    "attention",
+    attention_backward_p,
+    references.backward_reference,
+    jvp=functools.partial(
+        _jvp_of_reference, attention_backward_p, references.backward_reference
+    ),
+    batch=functools.partial(_batch, attention_backward_p),
+)
 
 
 # --- rematerialisation ----------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, cast
 import jax
 from jax.extend import core, source_info_util
 
-from tracea_jax import _compat, catalogue, emission, serving, variants
+from tracea_jax import _compat, catalogue, emission, faults, serving, variants
 from tracea_jax.catalogue import Planned
 from tracea_jax.device import PLATFORMS
 from tracea_jax.mistakes import shown
@@ -102,8 +102,22 @@ def register(
         ctx: Any, *operands: Any, platform: str | None = None, **params: Any
     ) -> Any:
         answer = served(ctx, planned, ctx.avals_in, params, platform)
+        if answer.is_xla:
+            return inline["xla"](ctx, *operands, **params)
+        try:
+            return emitted(ctx, operands, answer, params)
+        except Exception as e:
+            asked = params["implementation"], params["config"]
+            if serving.is_demanded(op, *asked) or faults.is_for_user(op, e):
+                raise
+            faults.reported(op, e, "emit")
+            return inline["xla"](ctx, *operands, **params)
+
+    def emitted(
+        ctx: Any, operands: Sequence[Any], answer: Served, params: Params
+    ) -> Any:
         call = answer.call
-        if not answer.is_xla and may_be_split(ctx, planned, params):
+        if may_be_split(ctx, planned, params):
             assert sharding is not None
             split = sharding(ctx.avals_in, **params)
             device = device_for(ctx.module_context.platforms[0])
@@ -195,13 +209,19 @@ def request(
       avals, params: the equation's abstract operands and parameters.
       is_partitioned: as in ``serving.Request``.
     """
-    static = all(isinstance(d, int) for aval in avals for d in aval.shape)
+    problem = failure = None
+    if all(isinstance(d, int) for aval in avals for d in aval.shape):
+        try:
+            problem = planned.problem_of(avals, **params)
+        except Exception as e:
+            failure = faults.reported(planned.op, e, "plan")
     return Request(
         op=planned.op,
-        problem=planned.problem_of(avals, **params) if static else None,
+        problem=problem,
         is_partitioned=is_partitioned,
         implementation=params["implementation"],
         config=params["config"],
+        failure=failure,
     )
 
 

@@ -22,8 +22,10 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax import dispatch
-from tracea_jax.ops.common import by_reference, lowering
+from tracea_jax.faults import NotLinear
+from tracea_jax.ops.common import by_reference, jax_rules, lowering
 from tracea_jax.ops.common import epilogue as epilogues
+from tracea_jax.ops.common.jax_rules import jvp_of_some
 from tracea_jax.ops.common.promotion import added
 from tracea_jax.ops.common.ranks import Ranks, as_ranks
 from tracea_jax.ops.common.typed import (
@@ -38,7 +40,6 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
-    batching,
     make_jaxpr,
     mlir,
     unless_zero,
@@ -47,7 +48,6 @@ from tracea_jax.ops.common.typed import (
 from tracea_jax.ops.matmul.primitive import (
     FLIP,
     bind,
-    jvp_of_some,
     matmul_p,
     unfused,
 )
@@ -254,8 +254,7 @@ def _chain_batch(
 chain_p.def_abstract_eval(_chain_abstract_eval)
 mlir.register_lowering(chain_p, mlir.lower_fun(_products, multiple_results=False))
 by_reference.register(chain_p, _products)
-ad.primitive_jvps[chain_p] = _chain_jvp
-batching.primitive_batchers[chain_p] = _chain_batch
+jax_rules.register("matmul", chain_p, _products, jvp=_chain_jvp, batch=_chain_batch)
 
 
 # --- the tangent of a product whose lhs is activated ----------------------------------
@@ -328,7 +327,7 @@ def _tangent_transpose(
     _, dbias, z, rhs = _split(operands, has_bias)
     undefined = [ad.is_undefined_primal(x) for x in operands]
     if any(undefined[-2:]):
-        raise ValueError(
+        raise NotLinear(
             "the tangent of a matmul is not linear in its operands; use jax.vjp"
         )
     if isinstance(ct, Zero):
@@ -373,6 +372,11 @@ def _tangent_batch(
 tangent_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=False))
 by_reference.register(tangent_p, _tangent)
-ad.primitive_jvps[tangent_p] = _tangent_jvp
-ad.primitive_transposes[tangent_p] = _tangent_transpose
-batching.primitive_batchers[tangent_p] = _tangent_batch
+jax_rules.register(
+    "matmul",
+    tangent_p,
+    _tangent,
+    jvp=_tangent_jvp,
+    transpose=_tangent_transpose,
+    batch=_tangent_batch,
+)

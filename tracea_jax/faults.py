@@ -1,10 +1,14 @@
-"""Rules that raise: the program runs as it was written, and a warning says what to do.
+"""Rules that raise: XLA serves the call, and a warning has a line to report.
 
-Callers: ``rewrite.splice`` for rewrite rules, ``choice`` for rules of derivatives and
-of vmap. A fault of ours must cost a site, not the program. Errors for the user are not
-faults: an implementation that was demanded and cannot run, a problem without a tuned
-answer where that is an error, warnings that the user made errors, and what a program
-raises while it runs without ``jit``.
+A fault of ours must cost a call of a kernel, not the program. Callers: ``serving`` for
+plans, ``lowering`` for what is emitted, ``jax_rules`` and ``choice`` for derivatives
+and vmap, ``rewrite.splice`` for rewrite rules.
+
+Errors for the user are not faults: an implementation or a config that was demanded and
+cannot run, a problem without a tuned answer where that is an error, settings that
+cannot be, processes that disagree, transposes that do not exist, warnings that the user
+made errors, what a program raises while it runs without ``jit``, and all errors of
+kernels that users wrote.
 """
 
 from __future__ import annotations
@@ -16,13 +20,21 @@ from importlib import metadata
 
 import jax
 
+from tracea_jax import catalogue
 from tracea_jax.dispatch import Unsupported
-from tracea_jax.ops.common.typed import JaxRuntimeError
+from tracea_jax.options import current, planned_device
+from tracea_jax.tuning.agreement import Disagreement
+from tracea_jax.variants.base import Insisting
 
-_PACKAGE = pathlib.Path(__file__).parents[2]
+
+class NotLinear(ValueError):
+    """A transpose with respect to an operand that the result is not linear in."""
+
+
+_PACKAGE = pathlib.Path(__file__).parent
 _FOR_USERS: tuple[type[Exception], ...] = (
-    *(Unsupported, Warning),
-    *(FloatingPointError, JaxRuntimeError),  # of debug_nans; as out of memory
+    *(Unsupported, NotLinear, Disagreement, Warning),
+    *(FloatingPointError, jax.errors.JaxRuntimeError),  # debug_nans; out of memory
 )
 _WARNED: set[tuple[str, str]] = set()  # ops, and names of the kinds of errors
 
@@ -36,12 +48,12 @@ def reported(op: str, error: Exception, failed: str = "rewrite") -> str:
       failed: the verb for what the rule does.
 
     Returns:
-      The reason of the miss.
+      The reason why XLA serves the call.
 
     Raises:
       Exception: the error, if it is meant for the user.
     """
-    if _is_for_user(error):
+    if is_for_user(op, error):
         raise error
     kind = type(error).__name__
     message = " ".join(str(error).split())
@@ -57,9 +69,23 @@ def reported(op: str, error: Exception, failed: str = "rewrite") -> str:
     return f"its rule failed with {kind}: {message}"
 
 
-def _is_for_user(error: Exception) -> bool:
+def is_for_user(op: str, error: Exception) -> bool:
+    """Whether an error while a call of an op is traced or compiled is no fault of ours.
+
+    Raises:
+      ValueError: if the settings cannot be.
+    """
     # Of the kinds of LookupError, on_miss="error" raises none but itself.
-    return isinstance(error, _FOR_USERS) or type(error) is LookupError
+    if isinstance(error, _FOR_USERS) or type(error) is LookupError:
+        return True
+    current()
+    planned_device()
+    return any(
+        isinstance(variant, Insisting)
+        for record in catalogue.in_programs()
+        if record.name == op
+        for variant in record.variants
+    )
 
 
 def _line(error: Exception) -> str:
