@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_unless
 from flax import nnx
 from numerics import normal
 from transformed import filled, jit
@@ -316,7 +317,7 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_unless(["bottleneck"], MODELS))
 def test_models_with_their_gradients(name):
     make, count = MODELS[name]
     f, *args = make()

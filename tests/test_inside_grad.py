@@ -125,7 +125,7 @@ FIRST_ORDER = (
     step,
     pytest.param(with_aux, marks=pytest.mark.slow),
     with_aux_of_any_kind,
-    pulled_back,
+    pytest.param(pulled_back, marks=pytest.mark.slow),
     pulled_back_with_aux,
     linearized,
     jacobian,

@@ -163,7 +163,9 @@ def test_a_module_changes_as_if_it_had_been_called():
         tracea.transform,
         lambda f: nnx.jit(tracea.transform(f)),
         lambda f: tracea.transform(nnx.jit(f)),
-        lambda f: tracea.transform(tracea.transform(f)),
+        pytest.param(
+            lambda f: tracea.transform(tracea.transform(f)), marks=pytest.mark.slow
+        ),
         lambda f: tracea.transform(f, after_grad=True),
     ],
     ids=["alone", "under nnx.jit", "around nnx.jit", "twice", "after_grad"],

@@ -80,10 +80,16 @@ def steps(loss: Any, saved: list[Any]) -> list[Any]:
 
 
 TOGETHER = [("mixed", "hidden"), tuple(NAMES)]
+KEPT = [("query",), ("mixed",), ("biased",), ("weights",), *TOGETHER]
 
 
 @pytest.mark.parametrize(
-    "names", [(name,) for name in [*NAMES, *AMIDST]] + TOGETHER, ids="+".join
+    "names",
+    [
+        pytest.param(names, marks=[pytest.mark.slow] * (names not in KEPT))
+        for names in [(name,) for name in [*NAMES, *AMIDST]] + TOGETHER
+    ],
+    ids="+".join,
 )
 def test_the_same_arrays_are_saved(names):
     loss, args, saved = loss_of(names), arguments(), []

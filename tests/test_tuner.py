@@ -362,19 +362,7 @@ def test_the_policys_own_decision_can_be_tuned():
     assert entry.tuner["evals"] == len(decision.choices) - 1 <= 200
 
 
-@hypothesis.given(
-    kc_us=st.dictionaries(st.integers(1, 12), st.floats(5, 500), min_size=1),
-    xla_us=st.floats(5, 500),
-    seed=st.integers(0, 99),
-    goal=st.sampled_from(tuner.GOALS),
-    noise=st.sampled_from([0.0, 0.2]),
-    has_kernels=st.booleans(),
-    faulty=st.sets(st.integers(1, 12), max_size=8),
-)
-@hypothesis.settings(max_examples=25, deadline=None)
-def test_no_answer_is_slower_than_untuned_or_xla_in_its_own_race(
-    kc_us, xla_us, seed, goal, noise, has_kernels, faulty
-):
+def _check_race(kc_us, xla_us, seed, goal, noise, has_kernels, faulty):
     rng = random.Random(seed)
     times = {XLA: xla_us, **{choice(kc): us for kc, us in kc_us.items()}}
     wrong = frozenset(choice(kc) for kc in faulty)
@@ -389,6 +377,30 @@ def test_no_answer_is_slower_than_untuned_or_xla_in_its_own_race(
     assert ours is not None and xla is not None and ours <= xla
     assert (untuned is None) == (HERO in wrong)
     assert untuned is None or ours <= untuned
+
+
+_races = hypothesis.given(
+    kc_us=st.dictionaries(st.integers(1, 12), st.floats(5, 500), min_size=1),
+    xla_us=st.floats(5, 500),
+    seed=st.integers(0, 99),
+    goal=st.sampled_from(tuner.GOALS),
+    noise=st.sampled_from([0.0, 0.2]),
+    has_kernels=st.booleans(),
+    faulty=st.sets(st.integers(1, 12), max_size=8),
+)
+
+
+@_races
+@hypothesis.settings(max_examples=8, deadline=None)
+def test_no_answer_is_slower_than_untuned_or_xla_in_its_own_race(**drawn):
+    _check_race(**drawn)
+
+
+@pytest.mark.slow
+@_races
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_no_answer_of_many_is_slower_in_its_own_race(**drawn):
+    _check_race(**drawn)
 
 
 @hypothesis.given(

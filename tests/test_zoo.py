@@ -110,7 +110,7 @@ def _assert_close(found: Any, expected: Any, within: float) -> None:
 # The others are larger, or have the layers of these: slow tests. Gradients of residual
 # networks are in test_rewrite_layouts and test_rewrite_conv2d, and those of an encoder
 # are in test_whole_programs (vit_step).
-COMPILED = ("nano_gpt", "llama_scan", "experts", "lstm", "mixer")
+COMPILED = ("llama_scan", "experts", "lstm")
 
 
 def _slow_unless(names: tuple[str, ...], models: Any) -> Any:
