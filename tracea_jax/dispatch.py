@@ -274,7 +274,7 @@ def _checked(variant: Any, config: Any, problem: Problem, device: Device) -> Any
 
 
 def _fits(problem: Problem, rejection: Rejection, config: Any) -> bool:
-    """Whether the config may be meant for a variant that cannot run here."""
+    """Returns whether the config may be meant for a variant that cannot run here."""
     kind = variants.get(problem.op, rejection.variant).config_type
     if not isinstance(config, dict):
         return isinstance(config, kind)

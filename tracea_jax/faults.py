@@ -70,7 +70,7 @@ def reported(op: str, error: Exception, failed: str = "rewrite") -> str:
 
 
 def is_for_user(op: str, error: Exception) -> bool:
-    """Whether an error while a call of an op is traced or compiled is no fault of ours.
+    """True if an error while a call of an op is traced or compiled is no fault of ours.
 
     Raises:
       ValueError: if the settings cannot be.
@@ -89,7 +89,7 @@ def is_for_user(op: str, error: Exception) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """Where in this package an error comes from: "rewrite/spread.py:49"."""
+    """Line of this package that an error comes from: "rewrite/spread.py:49"."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = pathlib.Path(frame.filename)
         if path.is_relative_to(_PACKAGE):

@@ -68,7 +68,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """How a request is served: by a plan, by XLA, or by an error.
+    """Answer to a request: a plan, XLA, or an error.
 
     Attributes:
       call: what the lowering emits.
@@ -97,7 +97,7 @@ class Served:
 
     @property
     def is_xla(self) -> bool:
-        """Whether XLA compiles the equations that people write for the op."""
+        """Returns whether XLA compiles the equations that people write for the op."""
         return self.error is None and self.call == Inline()
 
 
@@ -171,7 +171,7 @@ def refusal(
 def is_demanded(
     op: str, implementation: str | None, config: Any, settings: Options | None = None
 ) -> bool:
-    """Whether a kernel has to run, by the op's arguments or the settings."""
+    """Returns whether a kernel has to run, by the op's arguments or the settings."""
     return config is not None or bool(refusal(op, implementation, "", settings))
 
 
@@ -210,7 +210,7 @@ def _compiled(
 
 
 def _insists(plan: Plan) -> bool:
-    """Whether a kernel of the user's runs, whose mistakes the user must see."""
+    """Returns whether a kernel of the user's runs, whose mistakes the user must see."""
     return isinstance(variants.get(plan.problem.op, plan.variant), Insisting)
 
 

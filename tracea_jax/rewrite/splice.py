@@ -167,7 +167,7 @@ def _matched(
 
 
 def _is_free(view: View, matches: Mapping[int, Match], found: Match) -> bool:
-    """Whether no other match, nor anything else, needs what a match would replace.
+    """True if no other match, nor anything else, needs what a match would replace.
 
     What it reads must remain: results of earlier matches, and nothing inside of one.
     """

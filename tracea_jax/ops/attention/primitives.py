@@ -118,7 +118,7 @@ def _left_to_xla(
     bias_gradient: bool,
     **_: Any,
 ) -> bool:
-    """Whether XLA would run the attention of a training or its backward pass.
+    """Returns whether XLA would run the attention of a training or its backward pass.
 
     If only one of them, a mixture would compute the scores once more than XLA alone.
     """
@@ -315,14 +315,14 @@ def _batch(
 
 
 def _sums_sinks(primitive: Primitive, params: Params) -> bool:
-    """Whether a gradient of sinks is asked for, which is a sum over the batch."""
+    """Tests whether a gradient of sinks is asked for, which is a sum over the batch."""
     return primitive is attention_backward_p and params["sinks_gradient"]
 
 
 def _batch_of_reference(
     primitive: Primitive, operands: Arrays, dims: Dims, **params: Any
 ) -> Batched:
-    """What heads have has no batch that the mapped axis could go into."""
+    """Maps the reference: operands of heads have no batch dimension to fold into."""
     f = functools.partial(_REFERENCES[primitive], **params)
     outs = jax.vmap(f, in_axes=tuple(dims))(*operands)
     return outs, [0] * len(outs)

@@ -132,7 +132,7 @@ def _by_better_side(
 
 
 def _is_left_to_xla(ours: Any, written: Written) -> bool:
-    """Whether XLA would serve every call, and every one of the gradients'."""
+    """Returns whether XLA would serve every call, and every one of the gradients'."""
     keyed = _Keyed(key=(written.key, planning_state()), ours=ours)
     try:
         with jax_rules.raising():
@@ -278,12 +278,12 @@ def without_choices() -> Generator[None, None, None]:
 
 
 def are_made() -> bool:
-    """Whether sites become choices here."""
+    """Returns whether sites become choices here."""
     return not _bare.value
 
 
 def is_as_written(jaxpr: Any) -> bool:
-    """Whether XLA would serve all calls in a program: it compiles to what is written.
+    """True if XLA would serve all calls in a program: it compiles to what is written.
 
     Never of a program with an op that is made of others; what implementation is asked
     for and cannot run is no call that XLA serves.
@@ -297,7 +297,7 @@ def is_as_written(jaxpr: Any) -> bool:
 
 
 def all_left_to_xla(jaxpr: Any) -> bool:
-    """Whether XLA would serve each choice in a jaxpr, and its gradients.
+    """Returns whether XLA would serve each choice in a jaxpr, and its gradients.
 
     The derivative of the program is then that of what the user wrote, as a whole. Never
     of one with an op that is made of others, which does not wait for a kernel.
@@ -310,7 +310,7 @@ def all_left_to_xla(jaxpr: Any) -> bool:
 
 
 def _is_left_inside(choice: Any) -> bool:
-    """Whether XLA would serve a choice; asked from outside of its ``shard_map``."""
+    """True if XLA would serve a choice; asked from outside of its ``shard_map``."""
     avals = [x.aval for x in choice.invars]
     with choice.ctx.manager, _compat.tracing_like(avals):
         return _is_left_to_xla(choice.params["ours"], choice.params["written"])

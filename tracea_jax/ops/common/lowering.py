@@ -1,4 +1,4 @@
-"""How an op's primitive reaches its kernels: the glue that all ops share.
+"""Lowering of primitives to their kernels, which all ops share.
 
 What serves an equation is ``serving``'s answer, and ``emission`` writes it down; here
 they are made a lowering rule of JAX. Every op registers its primitives at import.
@@ -182,12 +182,12 @@ def served(
 
 
 def may_be_split(ctx: Any, planned: Planned, params: Params) -> bool:
-    """Whether an equation that is being lowered can be split by its op's rule."""
+    """Tests whether an equation that is being lowered can be split by its op's rule."""
     return partition.is_possible(ctx) and has_rule(planned, params)
 
 
 def has_rule(planned: Planned, params: Params) -> bool:
-    """Whether an equation can be split by its op's rule where XLA partitions arrays."""
+    """True if an equation can be split by its op's rule where XLA partitions arrays."""
     return (
         planned.sharding is not None
         and partition.is_supported()
@@ -228,7 +228,7 @@ def request(
 def left_to_xla(
     primitive: core.Primitive, operands: Sequence[Any], **params: Any
 ) -> bool:
-    """Whether XLA would serve the primitive on the device that is planned for.
+    """Returns whether XLA would serve the primitive on the device that is planned for.
 
     A derivative rule asks it where the reference's own derivative is then the better
     one. Which backend compiles is not known for certain while tracing: the answer may
@@ -256,7 +256,7 @@ def would_be_xla(
 
 
 def has_kernel(primitive: core.Primitive, avals: Sequence[Aval], **params: Any) -> bool:
-    """Whether a kernel could serve the primitive on the device that is planned for.
+    """True if a kernel could serve the primitive on the device that is planned for.
 
     Ops that no program calls ask it: where none can run, programs keep their own
     equations, whatever was demanded.
@@ -272,7 +272,7 @@ def has_kernel(primitive: core.Primitive, avals: Sequence[Aval], **params: Any) 
 
 
 def are_sharded(operands: Sequence[Any]) -> bool:
-    """Whether the types of operands say how they are sharded over a mesh.
+    """Returns whether the types of operands say how they are sharded over a mesh.
 
     XLA's partitioner serves them, and lax knows the sharding of every derivative: an op
     is then best traced as its reference.

@@ -179,7 +179,7 @@ def _abstract_eval(
 
 
 def _is_simple(avals: Sequence[Aval], padding: Any) -> bool:
-    """Whether shapes are static, types name no sharding, and the padding crops none."""
+    """True if shapes are static, types name no sharding, and the padding crops none."""
     if isinstance(padding, str) or min(map(min, padding)) < 0:
         return False
     static = all(isinstance(d, int) for aval in avals for d in aval.shape)

@@ -92,7 +92,7 @@ class Layer:
 
     @property
     def operands(self) -> int:
-        """How many the layer has beside the lhs."""
+        """Number of the layer's operands without the lhs."""
         return 1 + (self.epilogue.bias != "none") + self.epilogue.residual
 
 
@@ -355,7 +355,7 @@ def _tangent_transpose(
 
 
 def _is_fused(*operands: jax.Array, **how: Any) -> bool:
-    """Whether a kernel serves the product with all of its epilogue."""
+    """Returns whether a kernel serves the product with all of its epilogue."""
     try:
         return not lowering.left_to_xla(matmul_p, operands, **how)
     except dispatch.Unsupported:  # a kernel that was demanded may yet serve the product
