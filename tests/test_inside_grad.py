@@ -250,7 +250,9 @@ def deep(layer):
         "none",
         None,
         pytest.param(policies.dots_saveable, marks=pytest.mark.slow),
-        policies.save_only_these_names("attended"),
+        pytest.param(
+            policies.save_only_these_names("attended"), marks=pytest.mark.slow
+        ),
     ],
     ids=["none", "nothing", "dots", "names"],
 )
