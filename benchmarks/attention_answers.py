@@ -194,7 +194,7 @@ class Raced:
     apart: float
 
     def is_settled(self) -> bool:
-        """Whether no other choice has a clearly smaller median.
+        """Returns whether no other choice has a clearly smaller median.
 
         The default stays where another was faster in most rounds, but not in all.
         """

@@ -1,4 +1,4 @@
-"""How much memory attention of long sequences takes: the suite "memory".
+"""Memory of attention on long sequences: the suite "memory".
 
 One sequence, causal, 8 heads of 128 columns. A row has the bytes that XLA plans for the
 compiled call, and the most that the process had in use when it had run.

@@ -1,4 +1,4 @@
-"""How long answers and listings of the tuning cache take, against their bars.
+"""Times of answers and listings of the tuning cache, against their bars.
 
     python benchmarks/bench_cache.py [--entries 5000] [--out DIRECTORY]
 

@@ -303,7 +303,7 @@ def row_of(case: Case, rounds: int, untuned: str | None) -> Row:
 
 
 def _works() -> bool:
-    """Whether the device still computes; an illegal access ends a process's use."""
+    """True if the device still computes; an illegal access ends a process's use."""
     try:
         return float(jnp.ones(2).sum()) == 2
     except Exception:

@@ -152,7 +152,7 @@ def launch_of(kernel: Texts) -> str:
 
 
 def judged(before: dict[str, Compiled], now: dict[str, Compiled]) -> dict[str, bool]:
-    """Whether each choice whose hash has changed still runs the same machine code."""
+    """True if each choice whose hash has changed still runs the same machine code."""
     changed = [k for k in now if k in before and before[k][0] != now[k][0]]
     pairs = {k: (before[k][1], now[k][1]) for k in changed}
     texts = dict.fromkeys(

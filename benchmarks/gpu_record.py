@@ -113,7 +113,7 @@ def why_stale(entry: Entry | None, repository: pathlib.Path = REPOSITORY) -> str
 
 
 def is_of_sources(entry: Entry, repository: pathlib.Path = REPOSITORY) -> bool:
-    """Whether a test file ran with the sources as they are."""
+    """Returns whether a test file ran with the sources as they are."""
     return entry["hash"] == sources_hash(entry["sources"], repository)
 
 

@@ -62,7 +62,7 @@ class Bar:
     is_upper: bool = False
 
     def is_met(self, value: float | None) -> bool:
-        """Whether the value is good enough; an unknown value is not."""
+        """Returns whether the value is good enough; an unknown value is not."""
         if value is None:
             return False
         return value <= self.limit if self.is_upper else value >= self.limit

@@ -1,4 +1,4 @@
-"""Where attention kernels spend their time: python benchmarks/profile_attention.py
+"""Time of attention kernels by part: python benchmarks/profile_attention.py
 
 Nsight Compute (``ncu``) counts what the kernels of some cases of ``bench_attention``
 do: pipes, caches, memory, and for what warps wait. Clocks are left as they are, and a

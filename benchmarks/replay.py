@@ -56,7 +56,7 @@ class Recorded:
 
 
 def directory() -> pathlib.Path:
-    """Where recorded spaces are: ``TUNING_SPACES``, or beside the project."""
+    """Directory of recorded spaces: ``TUNING_SPACES``, or next to the project."""
     return pathlib.Path(os.environ.get("TUNING_SPACES") or DEFAULT)
 
 

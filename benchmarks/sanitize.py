@@ -226,7 +226,7 @@ def checked(
     part: tuple[int, int] = (0, 1),
     only: str = "",
 ) -> tuple[bool, str]:
-    """Whether a tool has nothing to complain about, and what it says."""
+    """Returns whether a tool has nothing to complain about, and what it says."""
     command = [sanitizer, "--tool", tool, f"--error-exitcode={FOUND}"]
     command += ["--report-api-errors", "no"]  # programs ask for what there may not be
     if tool != "initcheck":

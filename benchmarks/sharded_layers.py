@@ -83,7 +83,7 @@ def row(devices: int, layout: Layout, small: bool) -> str:
 
 
 def problems(text: str) -> int:
-    """How many different problems the kernels of a device solve."""
+    """Number of different problems that the kernels of a device solve."""
     import re
 
     call = re.compile(

@@ -124,7 +124,7 @@ class _Kind:
 
 
 def _summed(ratios: Sequence[float]) -> tuple[str, str, str]:
-    """How many there are, their geometric mean, and the lowest."""
+    """Number of ratios, their geometric mean, and the lowest."""
     mean = statistics.geometric_mean(ratios) if ratios else None
     return str(len(ratios)), number(mean, 2), number(min(ratios, default=None), 2)
 
@@ -134,7 +134,7 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Compared:
-    """How the rows of a result file enter the tables of kinds.
+    """Columns by which rows of a result file enter the tables of kinds.
 
     Attributes:
       kind: (row) -> its kind of problem.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attentions import CASES, EXTRAS, definition, lengths, qkv, random_mask
+from cases import slow_unless
 from numerics import normal
 from transforms import assert_close
 
@@ -98,13 +99,17 @@ TAKEN = [c for c in CASES if c not in ("window", "symmetric window", "everything
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    [
-        *(
-            (case, "bfloat16")
-            for case in (*TAKEN, "minus infinity", "all masks", "segments")
-        ),
-        *((case, "float16") for case in ("minus infinity", "all masks")),
-    ],
+    slow_unless(
+        [(case, "bfloat16") for case in ("lengths", "all masks", "segments")]
+        + [("minus infinity", "float16")],
+        [
+            *(
+                (case, "bfloat16")
+                for case in (*TAKEN, "minus infinity", "all masks", "segments")
+            ),
+            *((case, "float16") for case in ("minus infinity", "all masks")),
+        ],
+    ),
 )
 def test_its_operands_mean_the_same(emulated, case, dtype):
     settings = {

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attentions import EXTRAS, definition, exact, lengths, qkv, random_mask
+from cases import slow_unless
 from jax import export
 from numerics import normal
 from transforms import assert_close, each_in_f64, in_f64, in_f64_once
@@ -58,7 +59,9 @@ def test_values_are_those_of_the_definition(case):
     assert_close(o.astype("float32"), exact(*narrow, **EXTRAS[case])[0], 2e-2)
 
 
-@pytest.mark.parametrize("case", ["cap", "alibi", "all extras"])
+@pytest.mark.parametrize(
+    "case", slow_unless(["all extras"], ["cap", "alibi", "all extras"])
+)
 def test_derivatives_are_those_of_the_definition(path, case):
     fixed = dict(EXTRAS[case])
     named = {n: fixed.pop(n) for n in DIFFERENTIABLE if n in fixed}
@@ -122,7 +125,7 @@ both_exactly = functools.partial(both, exactly)
 IDS = EXTRAS["segments"]
 
 
-@pytest.mark.parametrize("what", MAPPED)
+@pytest.mark.parametrize("what", slow_unless(list(MAPPED)[-2:], MAPPED))
 def test_vmap_of_values_and_gradients(flash, what):
     # Arrays in float64 have no integer ids; these are made integers inside.
     args = [Q, K, NARROW, normal(4), IDS["query_segment_ids"].astype("float32")]

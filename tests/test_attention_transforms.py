@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attentions import CASES, definition, exact, qkv, random_mask
+from cases import slow_unless
 from jax import checkpoint_policies as policies
 from jax import export
 from jax.sharding import AxisType, NamedSharding
@@ -31,6 +32,10 @@ def path(request, monkeypatch):
     if request.param == "flash":
         monkeypatch.setattr(lowering, "left_to_xla", lambda *_, **__: False)
     return request.param
+
+
+def _slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 @pytest.fixture
@@ -58,7 +63,11 @@ def dots(f, *args):
 
 
 @pytest.mark.parametrize(
-    "case", ["plain", "bias", "shared bias", "lengths", "everything"]
+    "case",
+    slow_unless(
+        ["bias", "everything"],
+        ["plain", "bias", "shared bias", "lengths", "everything"],
+    ),
 )
 def test_derivatives_are_those_of_the_definition(path, case):
     settings = dict(CASES[case])
@@ -107,7 +116,7 @@ def test_jacobians_and_reverse_over_reverse(path):
     assert_close(found, expected, 2e-5)
 
 
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (2, 3)])
+@pytest.mark.parametrize("wanted", [(0,), (2, 3), *map(_slow, [(1,), (2,), (3,)])])
 def test_derivatives_of_some_operands(path, wanted):
     args = (*qkv(), normal(1, 4, 6, 1))
 
@@ -242,7 +251,7 @@ def both(f, q, k, v, bias, mask, kv_lengths):
 both_exactly = functools.partial(both, exactly)
 
 
-@pytest.mark.parametrize("what", MAPPED)
+@pytest.mark.parametrize("what", slow_unless(["mask and lengths", "all"], MAPPED))
 def test_vmap_of_values_and_gradients(path, what):
     shapes = [(2, 6, 4, 8), (2, 5, 2, 8), (2, 5, 2, 8), (1, 4, 6, 5)]
     args = [normal(*s, seed=i) for i, s in enumerate(shapes)]

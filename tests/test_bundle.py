@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from bundle_programs import PROGRAMS
 from capi_programs import INVALID, built, computed, run, same_bits
+from cases import slow_unless
 from pages import blocks
 
 import tracea_jax as tracea
@@ -62,7 +63,7 @@ def outputs(place: pathlib.Path, report: tracea.Bundle) -> dict[str, np.ndarray]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("language", ["c", "cpp"])
+@pytest.mark.parametrize("language", slow_unless(["c"], ["c", "cpp"]))
 def test_eight_threads_compute_the_bits_of_the_jax_program(
     c_programs, tmp_path, name, language
 ):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numerics
 import numpy as np
 import pytest
+from cases import slow_unless
 from convolutions import arguments, exact, lax_conv
 from jaxprs import equations
 from numerics import normal
@@ -107,7 +108,7 @@ def test_operands_are_promoted_to_their_common_dtype(lhs, rhs):
 # --- the epilogue ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", OURS)
+@pytest.mark.parametrize("dtype", slow_unless(["float32"], OURS))
 @pytest.mark.parametrize("activation", numerics.ACTIVATIONS)
 def test_epilogue(activation, dtype):
     layout = "NHWC" if dtype == "float32" else "NCHW"

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_unless
 from flax import nnx
 from numerics import normal
 from transformed import filled, jit
@@ -109,7 +110,7 @@ def checked(problems: list[Conv2dProblem]) -> str:
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        pytest.param(name, layout, marks=[pytest.mark.slow] * ((i + j) % 2))
+        pytest.param(name, layout, marks=[pytest.mark.slow] * bool((i + 2 * j) % 4))
         for i, name in enumerate(PRODUCTS)
         for j, layout in enumerate(("nhwc", "nchw"))
     ],
@@ -316,7 +317,7 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_unless(["bottleneck"], MODELS))
 def test_models_with_their_gradients(name):
     make, count = MODELS[name]
     f, *args = make()

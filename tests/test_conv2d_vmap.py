@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_unless
 from convolutions import GELU, PLAIN_GELU, arguments, gradients
 from jaxprs import equations
 from numerics import normal
@@ -24,7 +25,14 @@ pytestmark = pytest.mark.once
 SUBSETS = [s for s in itertools.product((False, True), repeat=4) if any(s)]
 
 
-@pytest.mark.parametrize("mapped", SUBSETS, ids=lambda s: "".join("-x"[i] for i in s))
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        pytest.param(s, marks=[pytest.mark.slow] * bool(i % 3))
+        for i, s in enumerate(SUBSETS)
+    ],
+    ids=lambda s: "".join("-x"[i] for i in s),
+)
 @pytest.mark.parametrize(("groups", "layout"), [(1, "NHWC"), (2, "NCHW")])
 def test_vmap_over_any_operands(mapped, groups, layout):
     size = 3
@@ -60,7 +68,7 @@ FORMS = list(
 )
 
 
-@pytest.mark.parametrize(("direction", "form", "axes"), FORMS, ids=str)
+@pytest.mark.parametrize(("direction", "form", "axes"), slow_unless(FORMS[::4], FORMS))
 def test_vmap_of_every_direction(direction, form, axes):
     layout, groups = form
     x, w, _, y = arguments(layout.upper(), groups, size=(5, 4), stride=2)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numerics
 import numpy as np
 import pytest
+from cases import slow_unless
 from cpu_gemms import (
     FULL,
     GATE,
@@ -138,7 +139,7 @@ def test_pairs_of_bfloat16_are_multiplied_where_they_are_faster(layout):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", slow_unless(["nt", "tn"], LAYOUTS))
 def test_few_rows_or_columns_of_every_number(layout, isa):
     """Past a strip of the operand that is streamed, and past a block of k."""
     small = [

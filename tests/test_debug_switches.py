@@ -82,7 +82,10 @@ def check_alike(how, f, args):
     return None
 
 
-@pytest.mark.parametrize("switch", [jax.debug_nans, jax.debug_infs])
+@pytest.mark.parametrize(
+    "switch",
+    [jax.debug_nans, pytest.param(jax.debug_infs, marks=pytest.mark.slow)],
+)
 def test_special_values_are_named_as_in_plain_jax(switch, capsys):
     bad = np.nan if switch is jax.debug_nans else np.inf
     w = entries(8, 8)
@@ -173,16 +176,27 @@ def dropped(x, w):
     return jnp.where(kept & again, x, 0) @ w
 
 
-@pytest.mark.parametrize("switch", SWITCHES)
-def test_switches_that_check_programs(switch):
+CHECKED = (normed_layer, gelu, attended, mixed, dropped)
+LEAKS = "jax_check_tracer_leaks"
+
+
+@pytest.mark.parametrize(
+    ("switch", "functions"),
+    [
+        *((switch, CHECKED) for switch in SWITCHES if switch != LEAKS),
+        (LEAKS, (normed_layer, attended)),
+        pytest.param(LEAKS, (gelu, mixed, dropped), marks=pytest.mark.slow),
+    ],
+)
+def test_switches_that_check_programs(switch, functions):
     x, w = entries(8, 8), entries(8, 8)
     # The search for leaks takes seconds at each trace: one call, which traces most.
     hows = (with_gradient, called, lambda f, *args: f(*args))
-    hows = hows[:1] if switch == "jax_check_tracer_leaks" else hows
+    hows = hows[:1] if switch == LEAKS else hows
     before = getattr(jax.config, switch)
     jax.config.update(switch, SWITCHES[switch])
     try:
-        for f in (normed_layer, gelu, attended, mixed, dropped):
+        for f in functions:
             for how in hows:
                 plain, ours = (
                     outcome(m, how, f, (x, w)) for m in (jax.jit, tracea.transform)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_unless
 from elementwise import (
     DTYPES,
     FORMS,
@@ -120,7 +121,7 @@ def test_operands_are_promoted_as_in_jnp(pair):
 # --- transformations ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("dtype", slow_unless(["float32"], ["float32", "complex64"]))
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_derivatives_are_those_of_jnp(function, dtype):
     count = FUNCTIONS[function].operands

@@ -125,7 +125,7 @@ FIRST_ORDER = (
     step,
     pytest.param(with_aux, marks=pytest.mark.slow),
     with_aux_of_any_kind,
-    pulled_back,
+    pytest.param(pulled_back, marks=pytest.mark.slow),
     pulled_back_with_aux,
     linearized,
     jacobian,
@@ -250,7 +250,9 @@ def deep(layer):
         "none",
         None,
         pytest.param(policies.dots_saveable, marks=pytest.mark.slow),
-        policies.save_only_these_names("attended"),
+        pytest.param(
+            policies.save_only_these_names("attended"), marks=pytest.mark.slow
+        ),
     ],
     ids=["none", "nothing", "dots", "names"],
 )

@@ -41,13 +41,17 @@ def operand_shapes(draw):
     return a, b
 
 
-@hypothesis.settings(max_examples=60)
-@hypothesis.given(operand_shapes(), st.sampled_from(OURS), st.sampled_from(OURS))
-def test_any_shapes_and_floats_give_what_jnp_gives(shapes, lhs, rhs):
-    a, b = normal(*shapes[0], dtype=lhs), normal(*shapes[1], dtype=rhs, seed=1)
-    result, expected = matmul(a, b), jnp.matmul(a, b)
-    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
-    exact(a, b).assert_near(result)
+@pytest.mark.parametrize("examples", [20, pytest.param(400, marks=pytest.mark.slow)])
+def test_any_shapes_and_floats_give_what_jnp_gives(examples):
+    @hypothesis.settings(max_examples=examples, deadline=None)
+    @hypothesis.given(operand_shapes(), st.sampled_from(OURS), st.sampled_from(OURS))
+    def check(shapes, lhs, rhs):
+        a, b = normal(*shapes[0], dtype=lhs), normal(*shapes[1], dtype=rhs, seed=1)
+        result, expected = matmul(a, b), jnp.matmul(a, b)
+        assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+        exact(a, b).assert_near(result)
+
+    check()
 
 
 @hypothesis.settings(max_examples=10)

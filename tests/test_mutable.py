@@ -2,79 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable
 from typing import Any
 
-import flax.errors
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 from jaxprs import count
+from mutables import (
+    Net,
+    X,
+    Y,
+    assert_alike,
+    assert_near,
+    forward,
+    loss,
+    made,
+    momentum,
+    plain,
+    step,
+)
 
 import tracea_jax as tracea
-
-X = jax.random.normal(jax.random.key(1), (12, 8))
-Y = jax.random.normal(jax.random.key(2), (12, 4))
-
-
-class Net(nnx.Module):
-    """Running statistics, random numbers and a counter change in every call."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        self.up = nnx.Linear(8, 16, use_bias=False, rngs=rngs)
-        self.norm = nnx.BatchNorm(16, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.down = nnx.Linear(16, 4, rngs=rngs)
-        self.count = nnx.Variable(jnp.array(0))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        self.count[...] = self.count[...] + 1
-        return self.hidden(x)
-
-    def hidden(self, x: jax.Array) -> jax.Array:
-        return self.down(self.dropout(nnx.relu(self.norm(self.up(x)))))
-
-
-def forward(module: Any, x: jax.Array) -> jax.Array:
-    return module(x)
-
-
-def loss(module: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.square(module(x) - y).mean()
-
-
-def step(module: Any, optimizer: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    value, grads = nnx.value_and_grad(loss)(module, x, y)
-    optimizer.update(module, grads)
-    return value
-
-
-def momentum(module: Any) -> nnx.Optimizer:
-    return nnx.Optimizer(module, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
-
-
-def plain(*trees: Any) -> Any:
-    """Arrays in place of objects, keys of random numbers as numbers."""
-
-    def leaf(x: Any) -> Any:
-        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(x) if is_key else x)
-
-    pure = [
-        nnx.to_pure_dict(nnx.state(t)) if isinstance(t, nnx.Pytree) else t
-        for t in trees
-    ]
-    return jax.tree.map(leaf, pure)
-
-
-def made() -> tuple[Any, Any]:
-    net = Net(nnx.Rngs(0))
-    return net, momentum(net)
 
 
 def test_changes_that_jax_jit_loses_are_a_warning():
@@ -122,25 +73,6 @@ def test_changes_that_are_kept_are_no_warning():
     jax.jit(tracea.transform(forward))(net.up, X)
 
 
-def assert_near(got: Any, expected: Any) -> None:
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-5)
-
-
-def assert_alike(
-    run: Callable[[Any, Any], Any],
-    make: Callable[[nnx.Rngs], Any] = Net,
-    wrap: Any = tracea.transform,
-) -> None:
-    """run(wrap, module) gives the same and leaves the same state, wrapped or not."""
-    ends = []
-    for wrapped in (lambda f: f, wrap):
-        module = make(nnx.Rngs(0))
-        ends.append((plain(run(wrapped, module)), plain(module)))
-    assert_near(ends[1], ends[0])
-
-
 # ---- what changes --------------------------------------------------------------------
 
 
@@ -163,7 +95,9 @@ def test_a_module_changes_as_if_it_had_been_called():
         tracea.transform,
         lambda f: nnx.jit(tracea.transform(f)),
         lambda f: tracea.transform(nnx.jit(f)),
-        lambda f: tracea.transform(tracea.transform(f)),
+        pytest.param(
+            lambda f: tracea.transform(tracea.transform(f)), marks=pytest.mark.slow
+        ),
         lambda f: tracea.transform(f, after_grad=True),
     ],
     ids=["alone", "under nnx.jit", "around nnx.jit", "twice", "after_grad"],
@@ -272,138 +206,6 @@ def test_a_module_that_is_no_pytree_and_a_single_variable():
         return [fast(module, X) for _ in range(2)], doubled(variable, X), variable[...]
 
     assert_alike(run, Opaque)
-
-
-# ---- a module as the function --------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "of",
-    [
-        lambda module: module,
-        lambda module: module.hidden,
-        lambda module: functools.partial(forward, module),
-        lambda module: functools.partial(module.hidden),
-    ],
-    ids=["module", "method", "partial", "partial of a method"],
-)
-def test_a_module_and_its_methods_are_functions(of):
-    def run(wrap, module):
-        fast = wrap(of(module))
-        first = fast(X)
-        module.up.kernel[...] *= 2  # no constant of the trace
-        module.norm = nnx.BatchNorm(16, rngs=nnx.Rngs(5))
-        second = fast(X)
-        module.eval()
-        return first, second, fast(x=X)
-
-    assert_alike(run)
-
-
-def test_decorated_methods():
-    class Decorated(Net):
-        @tracea.transform(ops="matmul")
-        def hidden(self, x: jax.Array) -> jax.Array:
-            return super().hidden(x)
-
-    ends = []
-    for kind in (Net, Decorated):
-        module = kind(nnx.Rngs(0))
-        ends.append((plain([module(X) for _ in range(2)]), plain(module)))
-    assert_near(ends[1], ends[0])
-
-
-# ---- around it -----------------------------------------------------------------------
-
-
-def test_stacked_modules_and_scans():
-    def run(wrap, module):
-        @nnx.split_rngs(splits=3)
-        @nnx.vmap
-        def stacked(rngs):
-            return Net(rngs)
-
-        modules = stacked(nnx.Rngs(1))
-        outside = nnx.vmap(wrap(forward), in_axes=(0, None))
-        inside = wrap(lambda ms, x: nnx.vmap(forward, in_axes=(0, None))(ms, x))
-        results = [f(modules, X) for f in (outside, inside, outside)]
-
-        def body(module, x):
-            return module, module(x)
-
-        scan = nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
-        results.append(
-            wrap(lambda m, xs: scan(m, xs)[1])(module, jnp.stack([X, 2 * X]))
-        )
-        return results, plain(modules)
-
-    assert_alike(run)
-
-
-def test_rematerialised_modules():
-    def run(wrap, module):
-        outside, inside = nnx.remat(wrap(forward)), wrap(nnx.remat(forward))
-        grads = nnx.grad(lambda m: (inside(m, X) ** 2).sum())(module)
-        return outside(module, X), inside(module, X), plain(grads["down"])
-
-    assert_alike(run)
-
-
-def test_donated_modules():
-    deleted = []
-
-    def run(wrap, module):
-        optimizer, old = momentum(module), module.up.kernel[...]
-        train = nnx.jit(wrap(step), donate_argnames=("module", "optimizer"))
-        values = [train(module, optimizer, X, Y) for _ in range(2)]
-        deleted.append(old.is_deleted())
-        return values, plain(optimizer)
-
-    assert_alike(run)
-    assert deleted == [True, True]
-
-
-def test_a_captured_module_may_be_read_but_not_changed():
-    def run(wrap, module):
-        module.eval()
-        model, fast = wrap(module.hidden), wrap(lambda m, x: m.hidden(x))
-        grads = jax.grad(lambda x: (model(x) ** 2).sum())(X)
-        of_module = nnx.grad(lambda m: (wrap(m.hidden)(X) ** 2).sum())(module)
-        return [
-            *(jax.jit(f)(X) for f in (model, lambda x: fast(module, x))),
-            jax.vmap(model)(X[None]),
-            jax.lax.scan(lambda c, x: (c, model(x)), 0, X[None])[1],
-            wrap(lambda x: module.hidden(x))(X),
-            grads,
-            plain(of_module),
-        ]
-
-    assert_alike(run)
-    module, fast = Net(nnx.Rngs(0)), tracea.transform(forward)
-    for function in (forward, fast):
-        with pytest.raises(flax.errors.TraceContextError):
-            jax.jit(lambda x, f=function: f(module, x))(X)
-
-
-@pytest.mark.filterwarnings("ignore:a transformed function changes objects")
-def test_jit_forgets_the_state_as_ever():
-    def run(wrap, module):
-        return [jax.jit(wrap(forward))(module, X), wrap(jax.jit(forward))(module, X)]
-
-    assert_alike(run)
-
-
-def test_a_state_is_an_argument_too():
-    def run(wrap, module):
-        graph, state = nnx.split(module)
-
-        def fn(state, x):
-            merged = nnx.merge(graph, state)
-            return merged(x), nnx.to_pure_dict(nnx.state(merged, nnx.BatchStat))
-
-        return [wrap(fn)(state, X) for _ in range(2)], nnx.to_pure_dict(state)["norm"]
-
-    assert_alike(run)
 
 
 # ---- traces and errors ---------------------------------------------------------------

@@ -108,7 +108,13 @@ def test_no_sequences():
         assert found.shape == queries.shape
 
 
-@pytest.mark.parametrize("mapped", [(0,), (0, 3), (4,), (0, 1, 2), (0, 1, 2, 3, 4)])
+def _slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "mapped", [(0, 3), (4,), (0, 1, 2, 3, 4), *map(_slow, [(0,), (0, 1, 2)])]
+)
 def test_maps(mapped):
     args = [*arguments(), LENGTHS, PAGES]
     second = [args[0] + 1, args[1] * 2, args[2] - 1, LENGTHS // 2, PAGES[::-1]]

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
+from cases import slow_unless
 from jax import lax
 
 import tracea_jax as tracea
@@ -153,7 +154,11 @@ def explained(program, **named):
     return explain(f, **named)(*arguments).to_json()
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+# One of each op, forward and gradient.
+FEW = ("layer", "trained", "NCHW", "NHWC gradient", "pool gradient", "batch norm")
+
+
+@pytest.mark.parametrize("program", slow_unless(FEW, PROGRAMS))
 def test_argument_and_settings_name_the_same_device(
     program, other_host, without_compiler
 ):
@@ -175,7 +180,7 @@ def test_the_host_decides_nothing(monkeypatch):
             assert [explained(program, device=name) for name in NAMES] == found
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", slow_unless(FEW, PROGRAMS))
 def test_transform_has_the_sites_that_explain_shows(program):
     f, arguments = PROGRAMS[program]
     for name in NAMES:

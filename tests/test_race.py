@@ -8,6 +8,7 @@ import statistics
 import hypothesis
 import pytest
 import synthetic_bench as synthetic
+from cases import slow_unless
 from hypothesis import strategies as st
 from synthetic_bench import HERO, XLA, Bench, Clock, choice
 
@@ -306,7 +307,7 @@ def crowd(size, seed):
     return {HERO: 106.0, XLA: 130.0, **alone}, burdens
 
 
-@pytest.mark.parametrize("longest_s", [3.0, 12.0])
+@pytest.mark.parametrize("longest_s", slow_unless([3.0], [3.0, 12.0]))
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))]
 )

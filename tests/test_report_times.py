@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from cases import slow_unless
 from hypothesis import strategies as st
 from program_races import LOSING, WINNING, raced
 from report_ratios import checked, checked_text
@@ -140,7 +141,7 @@ def test_real_reports_have_such_ratios(scripts, monkeypatch):
         assert checked(report.whole.verdict) == 1
 
 
-@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize("goal", slow_unless(["latency"], GOALS))
 def test_no_tuned_problem_is_slower_than_untuned_or_xla(goal):
     report = tracea.tune(Graph([SMALL, LARGE]), effort="none", goal=goal)
     for row in report.rows:

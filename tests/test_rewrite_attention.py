@@ -31,6 +31,7 @@ from attention_spellings.biases import BIASES
 from attention_spellings.jax_nn import JAX_NN
 from attention_spellings.layouts import SHARED, attend
 from attention_spellings.softmaxes import shifted, unshifted
+from cases import slow_unless
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxprs import equations
@@ -79,7 +80,11 @@ def test_becomes_one_call(group, name):
     assert len({x.aval.dtype for x in site.invars[:3]}) == 1
 
 
-@pytest.mark.parametrize("group", GROUPS)
+# The others are slow tests; test_becomes_one_call finds all of them.
+COMPILED = ("jax.nn", "softmax", "layouts", "shared heads", "masks", "biases", "models")
+
+
+@pytest.mark.parametrize("group", slow_unless(COMPILED, GROUPS))
 def test_means_the_same(group):
     cases = GROUPS[group]
     # XLA has no float16 products with float32 sums on CPUs.

@@ -53,7 +53,7 @@ def test_becomes_one_call(computed, group, name):
 
 @pytest.mark.parametrize("group", RARE)
 @pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.once)]
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
 )
 def test_means_the_same(computed, group, dtype):
     """Values, and gradients of all that is floating, slopes and sinks too."""

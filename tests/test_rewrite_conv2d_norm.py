@@ -128,7 +128,11 @@ SCALES = {
 }
 
 
-@pytest.mark.parametrize("is_known", [False, True], ids=["unknown", "known"])
+@pytest.mark.parametrize(
+    "is_known",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["unknown", "known"],
+)
 @pytest.mark.parametrize("name", SCALES)
 def test_special_scales_keep_their_meaning(name, is_known):
     """Zeros, infinities and NaN are where they were, and so are large and tiny values.

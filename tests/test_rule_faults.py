@@ -16,7 +16,8 @@ from jax.interpreters import ad, batching
 from numerics import normal
 
 import tracea_jax as tracea
-from tracea_jax.ops.common import choice, faults, lowering
+from tracea_jax import faults
+from tracea_jax.ops.common import choice, lowering
 from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.rewrite import Match, Rule, matmul, splice
 from tracea_jax.rewrite.conv2d import CONV2D

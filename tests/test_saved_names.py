@@ -80,10 +80,16 @@ def steps(loss: Any, saved: list[Any]) -> list[Any]:
 
 
 TOGETHER = [("mixed", "hidden"), tuple(NAMES)]
+KEPT = [("query",), ("mixed",), ("biased",), ("weights",), *TOGETHER]
 
 
 @pytest.mark.parametrize(
-    "names", [(name,) for name in [*NAMES, *AMIDST]] + TOGETHER, ids="+".join
+    "names",
+    [
+        pytest.param(names, marks=[pytest.mark.slow] * (names not in KEPT))
+        for names in [(name,) for name in [*NAMES, *AMIDST]] + TOGETHER
+    ],
+    ids="+".join,
 )
 def test_the_same_arrays_are_saved(names):
     loss, args, saved = loss_of(names), arguments(), []
@@ -95,7 +101,17 @@ def test_the_same_arrays_are_saved(names):
     assert tracea.explain(loss)(*args).ops.get("attention", 0) == attentions
 
 
-@pytest.mark.parametrize("names", [("weights",), ("product",), *TOGETHER], ids="+".join)
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in (("weights",), ("product",))
+        ),
+        *TOGETHER,
+    ],
+    ids="+".join,
+)
 def test_values_and_gradients_are_the_same(names):
     made = steps(loss_of(names), [])
     expected, *others = jit(lambda *args: [step(*args) for step in made])(*arguments())

@@ -232,8 +232,8 @@ def test_nothing_is_compiled_unless_it_is_asked_for(monkeypatch):
     found = serve(request, H200)
     assert found.variant == "gemm_sm90" and found.cubins == ()
     assert len(kernels_in(found.call)) == 1 and not found.is_xla
-    with pytest.raises(AssertionError, match="compiles nothing"):
-        serve(request, H200, compiles=True)
+    error = serve(request, H200, compiles=True).error
+    assert isinstance(error, AssertionError), error
 
 
 def test_whose_equations_run():

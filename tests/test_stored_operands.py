@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_unless
 from numerics import normal
 
 import tracea_jax as tracea
@@ -179,7 +180,7 @@ def test_values_are_those_of_the_program(fn):
     np.testing.assert_allclose(batched[0], expected, rtol=1e-4, atol=1e-2)
 
 
-@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("is_gated", slow_unless([False], [False, True]))
 @pytest.mark.parametrize(
     ("lhs", "rhs"),
     [*itertools.product((None, "int8"), (None, "int8", "int4"))],

@@ -15,7 +15,7 @@ import tracea_jax as tracea
 pytestmark = pytest.mark.once
 
 datasets = pytest.importorskip("sklearn.datasets")
-STEPS, BATCH = 120, 128
+STEPS, BATCH = 120, 64
 
 
 class Classifier(nn.Module):

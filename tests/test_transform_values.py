@@ -80,11 +80,11 @@ def differing(seeds: range) -> Iterator[tuple[int, str]]:
 
 def test_random_programs():
     """The slow test below has a hundred thousand."""
-    assert sum(check(program(seed)) for seed in range(12)) > 9
+    assert sum(check(program(seed)) for seed in range(6)) > 4
 
 
 def test_compiled_programs():
-    assert sum(check(program(s), compiled=True) for s in range(1000, 1005)) > 3
+    assert sum(check(program(s), compiled=True) for s in range(1000, 1003)) > 1
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import warnings
 import pytest
 import synthetic_bench as synthetic
 import tuning_victim as victim
+from cases import slow_unless
 from synthetic_bench import (
     DEVICE,
     PROBLEM,
@@ -293,7 +294,7 @@ def without_times(entries):
 
 
 @posix
-@pytest.mark.parametrize("before", [0, 11])
+@pytest.mark.parametrize("before", slow_unless([0], [0, 11]))
 def test_a_kill_at_any_moment_loses_nothing(start, workplace, before):
     """SIGKILL at each call that writes, once, with half of the bytes written.
 

@@ -21,6 +21,11 @@ PRODUCTS = ("dot_general", "conv_general_dilated")
 COMPILER = {"xla_backend_optimization_level": 0}
 
 
+@functools.cache  # several tests take each model
+def _built(model: Model) -> Any:
+    return model.build()
+
+
 def _each(models: Any) -> Any:
     return pytest.mark.parametrize("model", models, ids=lambda m: m.name)
 
@@ -32,7 +37,7 @@ def _counts(fn: Any, args: Any, names: tuple[str, ...]) -> dict[str, int]:
 
 @_each(MODELS)
 def test_the_sites_of_the_zoo_account_for_every_product(model):
-    fn, args = model.build()
+    fn, args = _built(model)
     sites = {op: model.sites.get(op, 0) for op in OPS}
     pairs = sites["gated_matmul"] + sites["attention"]
     expected = {
@@ -46,7 +51,7 @@ def test_the_sites_of_the_zoo_account_for_every_product(model):
 
 @_each(MODELS)
 def test_every_site_is_rewritten_and_nothing_else(model):
-    fn, args = model.build()
+    fn, args = _built(model)
     fast = jax.jit(tracea.transform(fn))  # jit keeps the trace
     names = tuple(f"tracea_{op}" for op in OPS)
     assert _counts(fast, args, names) == {
@@ -70,7 +75,7 @@ def _derivative(fn: Any) -> Any:
 
 @functools.cache  # one compilation serves several tests
 def _plain(model: Model) -> Any:
-    return _derivative(model.build()[0])
+    return _derivative(_built(model)[0])
 
 
 def _cotangent(fn: Any, args: Any) -> Any:
@@ -110,7 +115,7 @@ def _assert_close(found: Any, expected: Any, within: float) -> None:
 # The others are larger, or have the layers of these: slow tests. Gradients of residual
 # networks are in test_rewrite_layouts and test_rewrite_conv2d, and those of an encoder
 # are in test_whole_programs (vit_step).
-COMPILED = ("nano_gpt", "llama_scan", "experts", "lstm", "mixer")
+COMPILED = ("llama_scan", "experts", "lstm")
 
 
 def _slow_unless(names: tuple[str, ...], models: Any) -> Any:
@@ -124,7 +129,7 @@ def _slow_unless(names: tuple[str, ...], models: Any) -> Any:
 @pytest.mark.once
 @_slow_unless(COMPILED, [m for m in MODELS if m.exact is None])
 def test_outputs_and_gradients_in_float32(model):
-    fn, args = model.build()
+    fn, args = _built(model)
     cotangent = _cotangent(fn, args)
     outputs, gradients = _derivative(tracea.transform(fn))(args, cotangent)
     expected_outputs, expected_gradients = _plain(model)(args, cotangent)
@@ -150,7 +155,7 @@ def _assert_as_good(found: Any, plain: Any, exact: Any) -> None:
 @pytest.mark.slow
 @_each([m for m in MODELS if m.narrow and m.exact is None])
 def test_outputs_of_bfloat16_are_as_near_to_float32_as_plain_ones(model):
-    fn, args = model.build()
+    fn, args = _built(model)
     args = _cast(args, jnp.bfloat16)
     cotangent = _cast(_cotangent(fn, args), jnp.float32)
     exact, _ = _plain(model)(_cast(args, jnp.float32), cotangent)
@@ -160,7 +165,7 @@ def test_outputs_of_bfloat16_are_as_near_to_float32_as_plain_ones(model):
 @pytest.mark.once
 @_slow_unless(("gpt_linen_bf16",), [m for m in MODELS if m.exact])
 def test_gradients_of_mixed_precision_are_as_near_to_float32_as_plain_ones(model):
-    fn, args = model.build()
+    fn, args = _built(model)
     cotangent = _cotangent(fn, args)
     found = _derivative(tracea.transform(fn))(args, cotangent)
     plain = _derivative(fn)(args, cotangent)

@@ -53,7 +53,7 @@ def closed_jaxpr(
 
 
 def partitioned_automatically(ctx: Any) -> bool:
-    """Whether the compiler will split this lowering's arrays over several devices.
+    """True if the compiler will split this lowering's arrays over several devices.
 
     A custom call is opaque to the partitioner, which would gather its operands on every
     device. The axis context is the only place that tells, and it is not public: inside
@@ -102,7 +102,7 @@ def tracing_like(avals: Sequence[Any]) -> Iterator[None]:
 
 
 def scan_constants(params: dict[str, Any]) -> int:
-    """How many of a scan's first operands are the same in every iteration.
+    """Number of a scan's first operands that are the same in every iteration.
 
     A number before jax 0.11; since then the first of three trees of operands.
     """
@@ -131,7 +131,7 @@ def batched(
 
 
 def is_jitted(fn: Any) -> bool:
-    """Whether ``jax.jit`` made this function; its type has no public name."""
+    """Returns whether ``jax.jit`` made this function; its type has no public name."""
     return isinstance(fn, _jitted_type())
 
 
@@ -364,7 +364,7 @@ class KeyValueStore:
 
 
 def has_clients() -> bool:
-    """Whether JAX has started, with threads that a forked child would not have.
+    """Returns whether JAX has started, with threads that a forked child would not have.
 
     What is public starts JAX in order to answer, and takes a lock, which a thread that
     is not in a child may have held.

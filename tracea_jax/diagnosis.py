@@ -169,6 +169,6 @@ def _toolchain(variant: variants.Variant, device: Device) -> str | None:
 
 
 def _is_compiled(variant: variants.Variant, device: Device) -> bool:
-    """Whether the variant has kernels that are compiled for the device."""
+    """Returns whether the variant has kernels that are compiled for the device."""
     compiled = any(source.startswith("cuda/") for source in variant.sources)
     return compiled and device.platform == "cuda"

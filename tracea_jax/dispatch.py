@@ -256,7 +256,7 @@ def _explicit(diagnosis: Diagnosis, allowed: tuple[str, ...], config: Any) -> An
         errors.append(f"{name}: {forbidden(reason)}")
     errors += by_reason(r for r in diagnosis.rejected if _fits(problem, r, config))
     given = repr(config) if isinstance(config, dict) else shown(config)
-    raise ValueError(f"config={given} fits no allowed variant: " + "; ".join(errors))
+    raise Unsupported(f"config={given} fits no allowed variant: " + "; ".join(errors))
 
 
 def _checked(variant: Any, config: Any, problem: Problem, device: Device) -> Any:
@@ -274,7 +274,7 @@ def _checked(variant: Any, config: Any, problem: Problem, device: Device) -> Any
 
 
 def _fits(problem: Problem, rejection: Rejection, config: Any) -> bool:
-    """Whether the config may be meant for a variant that cannot run here."""
+    """Returns whether the config may be meant for a variant that cannot run here."""
     kind = variants.get(problem.op, rejection.variant).config_type
     if not isinstance(config, dict):
         return isinstance(config, kind)

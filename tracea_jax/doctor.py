@@ -104,7 +104,7 @@ class Directory:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Caches:
-    """Where answers and kernels are kept.
+    """Directories of answers and kernels.
 
     Attributes:
       own, shared: the user's directory, and those that are only read.

@@ -215,7 +215,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _is_tunable(site: Site) -> bool:
-    """Whether another answer for its problem would change what the site runs."""
+    """Tests whether another answer for its problem would change what the site runs."""
     if site.problem is None or site.plan is None:
         return False
     return site.plan.origin != "user"

@@ -87,7 +87,7 @@ _compared: weakref.WeakKeyDictionary[Knowledge, set[Device]] = (
 
 
 def _agreement() -> Agreement | None:
-    """How this process agrees with the others; None if there are none."""
+    """Agreement of this process with the others; None if there are none."""
     if jax.process_count() == 1:
         return None
     store = key_value_store()
@@ -108,7 +108,7 @@ def refresh(settings: Options) -> None:
 
 
 def may_tune(problem: Problem, device: Device) -> bool:
-    """Whether measuring now is safe: there is one process, and the device is here."""
+    """True if measuring now is safe: there is one process, and the device is here."""
     alone = jax.process_count() == 1
     return alone and device == device_here(device.platform)
 
@@ -222,7 +222,7 @@ def open_lab(
     settings: Options | None = None,
     timing: measure.Timing | None = None,
 ) -> Lab:
-    """Where choices are measured; the caller closes it.
+    """Lab that measures choices; the caller closes it.
 
     On a GPU that is a child process, as an illegal access ends a process's use of it;
     or this process, if the GPU admits no second one.

@@ -31,7 +31,7 @@ class Handler(logging.StreamHandler):
             super().emit(record)
 
     def _is_printed_elsewhere(self, record: logging.LogRecord) -> bool:
-        """Whether a handler of the program's own prints the record there, too."""
+        """Tests whether a handler of the program's own prints the record there, too."""
         return any(
             isinstance(handler, logging.StreamHandler)
             and handler.stream is self.stream

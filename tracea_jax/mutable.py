@@ -30,13 +30,13 @@ _TAG = "tracea_jax"  # by which flax tells nested contexts apart
 
 
 def is_object(x: Any) -> bool:
-    """Whether this is an object of flax nnx: a module, an optimizer, a variable, ..."""
+    """True if this is an object of flax nnx: a module, an optimizer, a variable, ..."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(x, (nnx.Pytree, nnx.Variable))
 
 
 def holds_objects(tree: Any) -> bool:
-    """Whether a tree has such objects in it."""
+    """Returns whether a tree has such objects in it."""
     return "flax.nnx" in sys.modules and bool(_objects(tree))
 
 
@@ -88,7 +88,7 @@ def closed(result: Any, *, caller: str) -> Any:
 
 
 def _is_lost(x: Any, result: Any) -> bool:
-    """Whether a result has neither an object nor arrays like those in it."""
+    """Returns whether a result has neither an object nor arrays like those in it."""
     if any(x is other for other in _objects(result)):
         return False
     returned = collections.Counter(_kinds(jax.tree.leaves(result)))

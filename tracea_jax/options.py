@@ -46,7 +46,7 @@ class Settings(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How ops choose an implementation.
+    """Settings by which ops choose an implementation.
 
     Attributes:
       on_miss: what to do for a problem without a tuned answer: "heuristic" uses the
@@ -101,7 +101,7 @@ class Options:
 
     @property
     def directory(self) -> pathlib.Path:
-        """Where the cache is: the setting, else ./.tracea if there, else the user's.
+        """Cache directory: the setting, else ./.tracea if there, else the user's.
 
         A ./.tracea that others own or can write came with the working directory; it is
         ignored with a warning.

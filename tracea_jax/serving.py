@@ -10,10 +10,11 @@
 | a library that was chosen is not installed     | ``WHY_NOT``, which the ops fill in |
 | a kernel that was chosen does not compile      | the compiler; without compiling,   |
 |                                                | the cache of kernels               |
+| a function of ours failed while planning       | ``faults``, with a warning         |
 
 Where kernels of ours were demanded, the first two are errors in place of reasons, as
-is a missing library; so is a kernel that does not compile where its config was given,
-or which a user wrote.
+are a missing library and a failure of ours; so is a kernel that does not compile where
+its config was given, or which a user wrote.
 Emitting what serves the equation is ``emission``'s.
 """
 
@@ -23,7 +24,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tracea_jax import dispatch, variants
+from tracea_jax import dispatch, faults, variants
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan, Unsupported
 from tracea_jax.emit.kernel import Kernel
@@ -49,11 +50,12 @@ class Request:
 
     Attributes:
       op: its name.
-      problem: what is asked; None for symbolic shapes.
+      problem: what is asked; None for symbolic shapes, and after a failure.
       is_partitioned: whether the compiler will split its arrays over several devices,
         and the op has no rule for that.
       implementation: the op's argument of that name.
       config: the op's argument of that name; a dict as a tuple of its items.
+      failure: why there is no problem, where making it failed.
     """
 
     op: str
@@ -61,11 +63,12 @@ class Request:
     is_partitioned: bool
     implementation: str | None
     config: Any
+    failure: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """How a request is served: by a plan, by XLA, or by an error.
+    """Answer to a request: a plan, XLA, or an error.
 
     Attributes:
       call: what the lowering emits.
@@ -94,7 +97,7 @@ class Served:
 
     @property
     def is_xla(self) -> bool:
-        """Whether XLA compiles the equations that people write for the op."""
+        """Returns whether XLA compiles the equations that people write for the op."""
         return self.error is None and self.call == Inline()
 
 
@@ -120,18 +123,31 @@ def serve(
         error = refusal(request.op, request.implementation, reason, settings)
         return _failed(error) if error is not None else Served(reason=reason)
     assert request.problem is not None
-    config = request.config
     try:
-        plan = dispatch.plan(
-            request.problem,
-            device,
-            implementation=request.implementation,
-            config=dict(config) if isinstance(config, tuple) else config,
-            settings=settings,
-        )
-        call = plan.call
-    except (ValueError, LookupError) as e:
-        return _failed(e)
+        return _planned(request, request.problem, device, settings, compiles)
+    except Exception as e:
+        asked = request.implementation, request.config, settings
+        if is_demanded(request.op, *asked) or faults.is_for_user(request.op, e):
+            return _failed(e)
+        return Served(reason=faults.reported(request.op, e, "plan"))
+
+
+def _planned(
+    request: Request,
+    problem: Problem,
+    device: Device,
+    settings: Options,
+    compiles: bool,
+) -> Served:
+    config = request.config
+    plan = dispatch.plan(
+        problem,
+        device,
+        implementation=request.implementation,
+        config=dict(config) if isinstance(config, tuple) else config,
+        settings=settings,
+    )
+    call = plan.call
     if isinstance(call, Inline):
         return _inline(request, plan, call, settings)
     try:
@@ -152,10 +168,17 @@ def refusal(
     return Unsupported(f"{implementation=} cannot run here: {reason}")
 
 
+def is_demanded(
+    op: str, implementation: str | None, config: Any, settings: Options | None = None
+) -> bool:
+    """Returns whether a kernel has to run, by the op's arguments or the settings."""
+    return config is not None or bool(refusal(op, implementation, "", settings))
+
+
 def _left_to_xla(request: Request) -> str | None:
     """Why XLA serves a request whatever would be planned."""
     if request.problem is None:
-        return SYMBOLIC
+        return request.failure or SYMBOLIC
     return PARTITIONED if request.is_partitioned else None
 
 
@@ -187,7 +210,7 @@ def _compiled(
 
 
 def _insists(plan: Plan) -> bool:
-    """Whether a kernel of the user's runs, whose mistakes the user must see."""
+    """Returns whether a kernel of the user's runs, whose mistakes the user must see."""
     return isinstance(variants.get(plan.problem.op, plan.variant), Insisting)
 
 

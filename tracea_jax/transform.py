@@ -249,12 +249,12 @@ class Transformed:
 
 
 def _looks_for_special_values() -> bool:
-    """Whether JAX checks results for NaN or infinities."""
+    """Returns whether JAX checks results for NaN or infinities."""
     return jax.config.jax_debug_nans or jax.config.jax_debug_infs
 
 
 def _runs_outside_of_a_trace() -> bool:
-    """Whether JAX repeats a function under ``jit`` equation by equation.
+    """Returns whether JAX repeats a function under ``jit`` equation by equation.
 
     It does so to name the equation with the first special value.
     """

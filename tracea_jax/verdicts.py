@@ -70,7 +70,7 @@ class Verdict(Printable):
 
     @property
     def leaves_all(self) -> bool:
-        """Whether the program runs as it is written."""
+        """Returns whether the program runs as it is written."""
         return set(self.ops) <= set(self.without)
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def verdict(
 
 
 def are_known(device: Device) -> bool:
-    """Whether any program may have a verdict on a device, or is told what to leave."""
+    """True if any program may have a verdict on a device, or is told what to leave."""
     return leaving.value is not None or _any_raced(device)
 
 

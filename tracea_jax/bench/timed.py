@@ -83,7 +83,7 @@ class Timed:
 
     @property
     def difference(self) -> Difference:
-        """Whether ours is faster or slower by more than the noise of the race."""
+        """Tests whether ours is faster or slower by more than the noise of the race."""
         if self.low > self.noise:
             return "faster"
         return "slower" if self.high < 1 / self.noise else "none"
@@ -119,7 +119,7 @@ class Timed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a machine is.
+    """Load of a machine.
 
     Attributes:
       average: threads that run or wait for a core, a mean over the last minute.
@@ -139,7 +139,7 @@ class Load:
 
     @property
     def is_high(self) -> bool:
-        """Whether threads wait for each other."""
+        """Returns whether threads wait for each other."""
         return self.average > self.cores
 
     def __str__(self) -> str:

@@ -82,7 +82,7 @@ class Spread:
 def inner_of(
     shape: Sequence[int], axes: Sequence[int], out: Sequence[int]
 ) -> int | None:
-    """How often each element is repeated in a row; see ``Spread``.
+    """Repetitions of each element in a row; see ``Spread``.
 
     Args:
       shape: of the smaller array.

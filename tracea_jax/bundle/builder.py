@@ -38,7 +38,7 @@ from tracea_jax.variants.steps import zeros
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a program was built; see ``Builder.mark``."""
+    """State of a program that is being built; see ``Builder.mark``."""
 
     steps: int
     plans: int

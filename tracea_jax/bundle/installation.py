@@ -1,4 +1,4 @@
-"""Where libtracea lies in the installed package, with its headers and CMake files."""
+"""Paths of libtracea, its headers and CMake files in the installed package."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ def _long(shape: Sequence[int]) -> list[int]:
 
 
 def _keeps_order(eqn: Any) -> bool:
-    """Whether the results are the operands' numbers, in the same order."""
+    """Returns whether the results are the operands' numbers, in the same order."""
     pairs = list(zip(eqn.invars, eqn.outvars, strict=True))
     if any(x.aval.dtype != out.aval.dtype for x, out in pairs):
         return False
@@ -331,7 +331,7 @@ def _is_unknown(value: Any) -> bool:
 
 
 def _has_kernel(eqn: Any) -> bool:
-    """Whether the elementwise kernels take the dtype and the shapes."""
+    """Returns whether the elementwise kernels take the dtype and the shapes."""
     shapes = {tuple(x.aval.shape) for x in eqn.invars}
     is_one = len(shapes - {()}) <= 1
     return is_one and eqn.invars[0].aval.dtype.name in ELEMENTS

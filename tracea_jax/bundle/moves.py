@@ -150,7 +150,7 @@ def _transpose(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
 
 
 def inner_of_spread(eqn: Any) -> int | None:
-    """How often a broadcast repeats each element in a row; see ``arrays.Spread``.
+    """Repetitions of each element in a row by a broadcast; see ``arrays.Spread``.
 
     None of other equations, and of broadcasts between dimensions that stay.
     """

@@ -73,7 +73,7 @@ def _function(eqn: Any) -> str | None:
 
 
 def repeated(operand: Any, eqn: Any) -> int | None:
-    """How often an operand's elements are repeated in a row, in the result's shape.
+    """Repetitions of an operand's elements in a row, in the result's shape.
 
     Dimensions of one element count as those of the result. None if ``arrays.Spread``
     cannot say it: then a copy has to be made.

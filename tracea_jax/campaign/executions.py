@@ -153,7 +153,7 @@ class Executions:
             return splice(jaxpr, rules, [])
 
     def is_as_written(self, without: Without) -> bool:
-        """Whether the program without some classes of sites compiles to plain."""
+        """Tests whether the program without some classes of sites compiles to plain."""
         if without is None:
             return True
         with leaving(without), options(on_miss="heuristic"):
@@ -203,7 +203,7 @@ class Execution:
 
 
 def difference(found: list[Any], expected: list[Any]) -> str | None:
-    """How the results of a program differ from those of plain, if by too much.
+    """Description of results that differ too much from those of plain.
 
     Integers do not count: a rounding may decide which of two entries is the largest.
     """

@@ -64,7 +64,7 @@ class Kept:
 
     @property
     def loses(self) -> bool:
-        """Whether plain is surely faster, or faster by more than may be."""
+        """Returns whether plain is surely faster, or faster by more than may be."""
         return self.ratio < 1 - min(SURE * self.error, LOSS)
 
 
@@ -190,7 +190,7 @@ def _with_fewer(race: Field, best: Kept | None, parts: Sequence[str]) -> Kept | 
 
 
 def _gains(race: Race, known: tuple[str, ...], fewer: tuple[str, ...]) -> bool:
-    """Whether the program is surely faster with fewer sites."""
+    """Returns whether the program is surely faster with fewer sites."""
     if known not in race.times_us:  # it failed this time
         return True
     noise = SURE * race.error(known, fewer)

@@ -1,4 +1,4 @@
-"""How long the race of a whole program takes, estimated before it is held.
+"""Estimate of the time that the race of a whole program takes.
 
 What was measured until then goes in: how long tracing the program and compiling plain
 JAX took, and how long one execution takes. Caller: ``campaign.program``.

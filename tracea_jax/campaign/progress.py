@@ -134,7 +134,7 @@ def _is_terminal() -> bool:
 
 
 def _is_notebook() -> bool:
-    """Whether this is a kernel of Jupyter, not IPython in a terminal."""
+    """Returns whether this is a kernel of Jupyter, not IPython in a terminal."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

@@ -120,7 +120,7 @@ class Row(Printable):
 
     @property
     def origin(self) -> str | None:
-        """How the answer came into its race; see ``records.Best``."""
+        """Origin of the answer in its race; see ``records.Best``."""
         return self.entry and self.entry.best.origin
 
     @property

@@ -81,7 +81,7 @@ def _compile(kernel: Kernel, path: pathlib.Path) -> None:
 
 
 def _launch(kernel: Kernel) -> str:
-    """How the kernel is to be launched; nobody ran it on such a GPU."""
+    """Launch of the kernel; nobody ran it on such a GPU."""
     return (
         f"{kernel.entry}: {kernel.grid[0]} blocks of {kernel.block[0]} threads, "
         f"{kernel.smem_bytes} bytes of dynamic shared memory; never run on such a GPU"

@@ -46,7 +46,7 @@ def data(name: Name, entry: Entry) -> dict[str, Any]:
 
 
 def _is_known(entry: Entry) -> bool:
-    """Whether this version of the package has the variant that the entry names."""
+    """True if this version of the package has the variant that the entry names."""
     from tracea_jax import catalogue, variants
 
     op = entry.problem["op"]

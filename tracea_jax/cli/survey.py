@@ -57,7 +57,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _telling(told: Callable[..., None] | None) -> Callable[[Any], None]:
-    """What shows the progress of a survey on the bar of ``campaign.progress``."""
+    """Callback that shows a survey on the bar of ``campaign.progress``."""
     if told is None:
         return lambda progress: None
     return lambda progress: told(

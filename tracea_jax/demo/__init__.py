@@ -97,7 +97,7 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether our results are as accurate as plain JAX's, or as the dtype allows.
+        """True if our results are as accurate as plain JAX's, or as the dtype allows.
 
         Both errors are the largest of many. Summing in another, equally good order
         already changes such an error several times.

@@ -46,7 +46,7 @@ _POINTERS = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BiasGradient:
-    """How the gradient of a problem's bias is computed.
+    """Method for the gradient of a problem's bias.
 
     Attributes:
       parts: what is summed is dealt out in.
@@ -74,7 +74,7 @@ def tile_kv(problem: AttentionProblem) -> int:
 
 
 def of(problem: AttentionProblem, device: CudaDevice) -> BiasGradient:
-    """How the gradient of the bias is computed on a device."""
+    """Method for the gradient of the bias on a device."""
     p = problem
     examples, heads, queries, keys = p.bias or (1, 1, 1, 1)
     extents = (p.batch, p.heads, -(-p.q_len // TILE_Q), -(-p.kv_len // tile_kv(p)))

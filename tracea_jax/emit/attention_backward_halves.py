@@ -167,7 +167,7 @@ kProducerRegisters = {producer}, kConsumerRegisters = {consumer};
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What the device function's struct is made of, before what is said beside."""
+        """First fields of the device function's struct; scores' modifiers follow."""
         maps = (f"&{name}" if m else "nullptr" for name, m in self.maps.items())
         return *maps, *self.pointers, *self.numbers, *factors(self.problem)
 

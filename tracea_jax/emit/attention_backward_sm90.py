@@ -59,7 +59,7 @@ class AttentionBackwardSm90Config:
 
     @property
     def adds(self) -> Any:
-        """Whether dq is added up in memory."""
+        """Returns whether dq is added up in memory."""
         return (self.dq != "recomputed") & (self.dq != "beside")
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ def keys_registers(
 
 
 def is_tight(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> Any:
-    """Whether rounded weights have no registers beside both weights and v do'.
+    """Returns whether rounded weights have no registers beside both weights and v do'.
 
     They are then rounded only when v do' is known, and meet do later.
     """
@@ -151,7 +151,7 @@ def queries_registers(
 
 
 def splits(problem: AttentionProblem) -> bool:
-    """Whether two consumers share keys, and each has half of the columns."""
+    """Returns whether two consumers share keys, and each has half of the columns."""
     return problem.head_dim > WIDEST and problem.columns > WIDEST
 
 
@@ -161,7 +161,7 @@ def consumers_of_keys(problem: AttentionProblem, config: Any) -> Any:
 
 
 def is_crowded(problem: AttentionProblem) -> bool:
-    """Whether more is done to scores than there are registers for beside all else."""
+    """True if more is done to scores than there are registers for beside all else."""
     return _kinds(problem) > 2
 
 

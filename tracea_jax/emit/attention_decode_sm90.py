@@ -64,7 +64,7 @@ class AttentionDecodeSm90Config:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
-    """Where keys lie that do not lie in one piece: (kv_heads, count, size, head_dim).
+    """Layout of keys in pages: (kv_heads, count, size, head_dim).
 
     Attributes:
       size: keys of a page.
@@ -198,7 +198,7 @@ def entry_name(
 
 
 def _saves_lse(problem: AttentionProblem, config: AttentionDecodeSm90Config) -> bool:
-    """Whether the first kernel does."""
+    """Returns whether the first kernel does."""
     return problem.saves_lse and config.splits == 1
 
 

@@ -30,7 +30,7 @@ WORDS = {"kBiased": "bias", "kAlibi": "alibi", "kMapped": "map", "kMaskBits": "m
 
 
 def moves(problem: AttentionProblem) -> bool:
-    """Whether anything is added to the products of queries and keys."""
+    """Returns whether anything is added to the products of queries and keys."""
     return problem.bias is not None or problem.alibi is not None
 
 

@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS})
 
 
 def _is_whole(problem: AttentionProblem) -> bool:
-    """Whether the entries of a mask can be read in words."""
+    """Returns whether the entries of a mask can be read in words."""
     p = problem
     if p.mask is None or p.mask_block is not None:
         return False

@@ -43,17 +43,17 @@ def window(problem: AttentionProblem) -> tuple[int | None, int | None]:
 
 
 def shifts(problem: AttentionProblem) -> bool:
-    """Whether positions count from ends that each example has its own of."""
+    """Returns whether positions count from ends that each example has its own of."""
     return problem.aligned_at_end and (problem.q_lengths or problem.kv_lengths)
 
 
 def is_mapped(problem: AttentionProblem) -> bool:
-    """Whether which blocks a tile sees is read from a map."""
+    """Returns whether which blocks a tile sees is read from a map."""
     return problem.segments or problem.mask is not None
 
 
 def reads_mask(problem: AttentionProblem, config: Any) -> Any:
-    """Whether scores are masked one by one: no mask of blocks that tiles divide."""
+    """True if scores are masked one by one: no mask of blocks that tiles divide."""
     if problem.mask is None:
         return False
     queries, keys = problem.mask_block or (1, 1)
@@ -61,7 +61,7 @@ def reads_mask(problem: AttentionProblem, config: Any) -> Any:
 
 
 def sees_whole(problem: AttentionProblem, config: Any) -> Any:
-    """Whether a mask of blocks that tiles divide is all that limits what is seen.
+    """Tests whether a mask of blocks that tiles divide is all that limits what is seen.
 
     Then no score of a block that is seen is masked.
     """
@@ -74,12 +74,12 @@ def sees_whole(problem: AttentionProblem, config: Any) -> Any:
 
 
 def masks(problem: AttentionProblem) -> bool:
-    """Whether more than the last block of keys of a tile may be partial."""
+    """Returns whether more than the last block of keys of a tile may be partial."""
     return window(problem) != (None, None) or problem.kv_lengths or is_mapped(problem)
 
 
 def biased_by_tiles(problem: AttentionProblem) -> bool:
-    """Whether tiles of a bias are copied into shared memory.
+    """Returns whether tiles of a bias are copied into shared memory.
 
     Others are shared by queries or keys, or their rows start where no copy can.
     """

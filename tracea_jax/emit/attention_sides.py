@@ -1,4 +1,4 @@
-"""What a kernel of attention's gradients owns, in the words of the forward attention.
+"""Rows that a kernel of attention's gradients owns, named as in the forward attention.
 
 Whoever owns keys meets blocks of queries, and has rules, maps and masks with both in
 each other's place. Callers: ``attention_backward_sm80``, ``attention_backward_sm90``
@@ -20,7 +20,7 @@ _SWAPPED = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What a kernel owns, in the words of attention_sm80: queries are its own rows.
+    """Rows that a kernel owns, named as in attention_sm80: queries are its rows.
 
     Attributes:
       name: "keys", "queries" or "bias"; the last one owns queries, too.

@@ -80,7 +80,7 @@ def slabs(columns: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What shared memory has room for beside keys and values.
+    """Shared memory that keys and values leave free.
 
     Attributes:
       stages_q: tiles of queries: with two, those of the next tile come early.
@@ -92,7 +92,7 @@ class Room:
 
 
 def least_room(problem: AttentionProblem) -> Room:
-    """What every config has room for.
+    """Free shared memory that every config has.
 
     Results that are wider than queries never fit in their place.
     """
@@ -186,7 +186,7 @@ def grid(problem: AttentionProblem, config: AttentionSm90Config, sm_count: int) 
 
 
 def draws(config: Any) -> bool:
-    """Whether the kernel needs a counter."""
+    """Returns whether the kernel needs a counter."""
     return config.schedule == "drawn"
 
 

@@ -24,7 +24,7 @@ _FEWEST_LANES = 16  # where a row has more packs than a block: whole sectors of 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """How a matrix is cut: see ``kernels/cuda/tile/block_columns.cuh``.
+    """Partition of a matrix: see ``kernels/cuda/tile/block_columns.cuh``.
 
     Attributes:
       lanes: packs of channels that a block has of a row.

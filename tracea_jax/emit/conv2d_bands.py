@@ -28,7 +28,7 @@ _BIAS, _NARROW = 4, 16  # those of a bias beside one, in blocks of so few channe
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BandsConfig:
-    """How the work is cut; what a warp computes follows.
+    """Partition of the work; the share of a warp follows from it.
 
     Attributes:
       channels: of a block, two of each warp.

@@ -34,7 +34,7 @@ _WEIGHTS_ON_THEIR_WAY = 96  # registers that the compiler takes to read others e
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DepthwiseConfig:
-    """How the work is cut; what a thread computes follows.
+    """Partition of the work; the share of a thread follows from it.
 
     Attributes:
       channels: of a block, two of each thread.
@@ -69,12 +69,12 @@ def units_of_pixel(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
 
 
 def keeps_weights(problem: Conv2dProblem) -> bool:
-    """Whether a thread has its weights in registers, else in shared memory."""
+    """Returns whether a thread has its weights in registers, else in shared memory."""
     return problem.kernel_height * problem.kernel_width <= _MOST_KEPT_TAPS
 
 
 def keeps_rows(problem: Conv2dProblem) -> bool:
-    """Whether a gradient of weights keeps rows of dy for all taps, widened."""
+    """Returns whether a gradient of weights keeps rows of dy for all taps, widened."""
     return ITEMSIZE[problem.lhs] == 2 and problem.kernel_height <= _MOST_KEPT_ROWS
 
 

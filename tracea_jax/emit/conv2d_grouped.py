@@ -22,7 +22,7 @@ _UNIT_BYTES = 16
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedConfig:
-    """How the work is cut; what a warp computes follows.
+    """Partition of the work; the share of a warp follows from it.
 
     Attributes:
       channels: of a block, 16 of each warp.

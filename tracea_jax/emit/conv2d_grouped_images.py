@@ -23,7 +23,7 @@ _TEMPLATE = "conv2d_grouped_images"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedImagesConfig:
-    """How the work is cut.
+    """Partition of the work.
 
     Attributes:
       channels: of a block, whole groups of them.

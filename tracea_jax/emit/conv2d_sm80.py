@@ -30,7 +30,7 @@ def _is_gradient(problem: Conv2dProblem) -> bool:
 
 
 def scatters(problem: Conv2dProblem) -> bool:
-    """Whether neighbours among the pixels of a tile are none in memory."""
+    """Returns whether neighbours among the pixels of a tile are none in memory."""
     return _is_gradient(problem) and problem.strides != (1, 1)
 
 

@@ -108,7 +108,7 @@ def k_steps(problem: Conv2dProblem) -> int:
 
 
 def scatters(problem: Conv2dProblem) -> bool:
-    """Whether neighbours among the pixels of a tile are none in memory."""
+    """Returns whether neighbours among the pixels of a tile are none in memory."""
     return problem.direction == "input_grad" and problem.strides != (1, 1)
 
 
@@ -203,7 +203,7 @@ def entry_name(problem: Conv2dProblem, config: Conv2dSm90Config) -> str:
 
 
 def _has_tail(problem: Conv2dProblem, config: Conv2dSm90Config) -> bool:
-    """Whether a last, narrow slab of weights has a tensor map of its own."""
+    """Returns whether a last, narrow slab of weights has a tensor map of its own."""
     return not along_k(problem) and config.tile_n % SLAB != 0
 
 

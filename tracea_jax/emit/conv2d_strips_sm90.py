@@ -98,7 +98,7 @@ def computed_pixels(problem: Conv2dProblem) -> int:
 
 
 def copies(problem: Conv2dProblem, tile_m: Any) -> tuple[Any, Any]:
-    """How many copies a strip is, and the rows of each."""
+    """Number of copies for a strip, and the rows of each."""
     rows, columns = strip_axes(problem)
     needed = tile_m + rows.reach * columns.counted + columns.reach
     count = -(-needed // _MOST_COPY_ROWS)

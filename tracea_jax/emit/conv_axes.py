@@ -1,4 +1,4 @@
-"""How a convolution walks an axis of an image: positions, taps and tensor map corners.
+"""Walk of a convolution along an axis of an image: positions, taps, tensor map corners.
 
 Result i of a walk is the sum over its taps j of
 
@@ -170,7 +170,7 @@ def _phases(axis: _Axis) -> Iterator[ConvAxis]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StripAxis:
-    """How an axis is counted: entries of the source, with zeros behind them.
+    """Entries of the source along an axis, with zeros behind them.
 
     Attributes:
       size, before, behind: of the source, and its padding.

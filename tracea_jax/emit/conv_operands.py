@@ -46,12 +46,12 @@ def chunk(problem: Conv2dProblem) -> int:
 
 
 def transposes_weights(problem: Conv2dProblem) -> bool:
-    """Whether the kernel reads weights as (R, S, O, I)."""
+    """Returns whether the kernel reads weights as (R, S, O, I)."""
     return problem.direction == "forward" and problem.lhs == "float32"
 
 
 def along_k(problem: Conv2dProblem) -> bool:
-    """Whether rows of the weights that the kernel reads are summed over."""
+    """Returns whether rows of the weights that the kernel reads are summed over."""
     return problem.direction == "input_grad" or transposes_weights(problem)
 
 

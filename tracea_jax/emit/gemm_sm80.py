@@ -131,7 +131,7 @@ def align_bytes(row: int, itemsize: int) -> int:
 
 
 def pairs(problem: GemmProblem) -> bool:
-    """Whether two neighbouring columns of the results can be stored at once."""
+    """Returns whether two neighbouring columns of the results can be stored at once."""
     return problem.n % 2 == 0
 
 

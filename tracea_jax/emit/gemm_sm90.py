@@ -168,7 +168,7 @@ def most_stages(problem: GemmProblem, config: GemmSm90Config, limit_bytes: int) 
 
 
 def is_swapped(problem: GemmProblem) -> bool:
-    """Whether the transposed product is computed, and stored transposed.
+    """Returns whether the transposed product is computed, and stored transposed.
 
     The tensor cores read float32 operands from shared memory only along k. Of a plain
     x @ w only x is stored so, and only the left one may come from registers instead.
@@ -177,7 +177,7 @@ def is_swapped(problem: GemmProblem) -> bool:
 
 
 def takes_fragments(problem: GemmProblem) -> bool:
-    """Whether the left operand, stored along m, passes through registers."""
+    """Returns whether the left operand, stored along m, passes through registers."""
     return problem.lhs == "float32" and computed(problem).layout == "tt"
 
 
@@ -338,12 +338,12 @@ def sum_rows(problem: GemmProblem, config: GemmSm90Config) -> int:
 
 
 def maps_results(problem: GemmProblem) -> bool:
-    """Whether rows of the results are multiples of 16 bytes, as tensor maps have."""
+    """True if rows of the results are multiples of 16 bytes, as tensor maps have."""
     return problem.n * ITEMSIZE[problem.out] % ROW_UNIT_BYTES == 0
 
 
 def maps_residual(problem: GemmProblem, config: GemmSm90Config) -> Any:
-    """Whether the residual is copied into the staging buffers that results leave from.
+    """True if the residual is copied into the staging buffers that results leave from.
 
     See kernels/cuda/tile/epilogue_residual.cuh for why not.
     """

@@ -21,7 +21,7 @@ _REGISTERS = {"forward": 96, "gradients": 120}  # that a thread can do with
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNormConfig:
-    """How an image is cut, and what stays in shared memory.
+    """Partition of an image, and the part that stays in shared memory.
 
     Attributes:
       slab: channels of a cluster, whole groups of them.

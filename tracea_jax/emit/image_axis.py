@@ -1,4 +1,4 @@
-"""How rows and columns of two images meet, in a convolution or a gradient of one.
+"""Correspondence of rows and columns of two images in a convolution or its gradient.
 
 The formulas say how strides, padding and dilation become those of
 ``kernels/cuda/tile/row_walk.cuh``: classes of results that share no entries of the

@@ -19,7 +19,7 @@ _BASE = {"forward": 40, "gradients": 64}  # registers of addresses and the like
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNormConfig:
-    """How rows are given to threads.
+    """Assignment of rows to threads.
 
     Attributes:
       lanes: threads that share a row.

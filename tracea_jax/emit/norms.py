@@ -28,7 +28,7 @@ _FLOATS = ("mean", "inverse", "sums")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How a kernel is launched.
+    """Launch of a kernel.
 
     Attributes:
       blocks, threads: of the launch, and of a block.

@@ -141,7 +141,7 @@ def _head(text: str, start: int) -> tuple[str, str] | None:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the bracket at ``start`` is closed."""
+    """Index of the bracket that closes the one at ``start``."""
     depth = 0
     for i in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[i], 0)
@@ -151,7 +151,7 @@ def _closing(text: str, start: int) -> int | None:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a block that begins before the text is still open after it."""
+    """Returns whether a block that begins before the text is still open after it."""
     depth = 1
     for character in _LITERAL.sub("", text):
         depth += {"{": 1, "}": -1}.get(character, 0)

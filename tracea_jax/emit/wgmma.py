@@ -69,7 +69,7 @@ class Wgmma:
 
     @property
     def takes_mn_major(self) -> bool:
-        """Whether operands may be stored along m or n."""
+        """Returns whether operands may be stored along m or n."""
         return _BYTES[self._types[0]] == 2
 
     @property

@@ -82,7 +82,7 @@ def _never(layer: Any) -> str | None:
 
 
 def _takes(layer: Any, x: jax.Array) -> bool:
-    """Whether equinox takes an input: its errors are the ones that people know."""
+    """True if equinox takes an input: its errors are the ones that people know."""
     fits = x.ndim == 3 and x.shape[0] == layer.in_channels
     return fits and x.dtype == layer.weight.dtype
 

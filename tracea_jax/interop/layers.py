@@ -38,7 +38,7 @@ class Layers(Printable):
 
     @property
     def replaced(self) -> int:
-        """How many of them run on ``ops.conv2d``."""
+        """Number of those that run on ``ops.conv2d``."""
         return sum(layer.fallback is None for layer in self.layers)
 
     @property

@@ -54,7 +54,7 @@ class Protocol:
 
     @property
     def announces(self) -> bool:
-        """Whether a tile that sees no block is announced, too."""
+        """Returns whether a tile that sees no block is announced, too."""
         return bool(self.places) or (self.in_place and self.announces_blind)
 
     def own(self, count: int, consumer: int) -> range:
@@ -116,7 +116,7 @@ class _Memory:
 
     @property
     def is_unread(self) -> bool:
-        """Whether something was copied whose readers are still to come."""
+        """Returns whether something was copied whose readers are still to come."""
         operands = (self.queries, self.keys, self.values)
         return any(slot.unread for o in operands for stage in o.slots for slot in stage)
 

@@ -1,4 +1,4 @@
-"""How a warp reads the operands of mma.sync from swizzled tiles in shared memory.
+"""Reads of mma.sync operands by a warp from swizzled tiles in shared memory.
 
 A tile is stored in rows without padding: one for each m or n and along k ("k-major"),
 or one for each k and along m or n ("mn-major"). A warp reads it in blocks of 16 of m or
@@ -83,7 +83,7 @@ class OperandReads:
 
     @property
     def by_words(self) -> bool:
-        """Whether lanes load single words: ldmatrix transposes nothing but 16 bits."""
+        """True if lanes load single words: ldmatrix transposes nothing but 16 bits."""
         return self.mn_major and self.itemsize == 4
 
     @property
@@ -122,7 +122,7 @@ class OperandReads:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TileCopies:
-    """How the threads of a block share the copy of a tile in units, along its rows.
+    """Division of the copy of a tile, in units along its rows, among threads.
 
     Unit u = thread + i threads is unit u mod (row_bytes / unit_bytes) of its row.
 

@@ -46,7 +46,7 @@ def paired_column(row: Index) -> Index:
 def fragment_byte(
     thread: Index, slab: int, step: int, i: int, *, paired: bool
 ) -> Index:
-    """Where register i of a thread lies, from the start of the tile.
+    """Offset of register i of a thread, from the start of the tile.
 
     Args:
       slab: which 64 columns of the tile.

@@ -42,7 +42,7 @@ def stmatrix_x4_col(lane: Index) -> Index:
 
 
 def stmatrix_x4_stored(lane: int, i: int) -> tuple[int, int]:
-    """Where stmatrix.x4 stores element i of a lane, in a block of 16 x 16.
+    """Place at which stmatrix.x4 stores element i of a lane, in a block of 16 x 16.
 
     Elements 2p and 2p + 1 are packed into register p, which is 8x8 matrix p. The
     instruction stores those of lane L as columns 2 (L mod 4) and the next one of the
@@ -108,7 +108,7 @@ def staggered_half(thread: Index, j: int) -> Index:
 
 
 def transposed_pair_byte(thread: Index, block: int, j: int, *, itemsize: int) -> Index:
-    """Where a thread stores its pair of an 8-column block of the accumulator in step j.
+    """Byte of a thread's pair of an 8-column block of the accumulator in step j.
 
     They are registers 4 block + half and 4 block + half + 2, neighbours in a row of the
     result, half = ``staggered_half(thread, j)``. Bytes count from the first box.

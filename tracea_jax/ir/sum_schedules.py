@@ -71,7 +71,7 @@ class _Launch:
         self.start()
 
     def turn(self, tile: int, block: int) -> int:
-        """How many tiles add to the block before this one."""
+        """Number of tiles that add to the block before this one."""
         return sum(block in other for other in self.tiles[:tile])
 
 

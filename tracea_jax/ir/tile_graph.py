@@ -51,7 +51,7 @@ class BlockRange:
         return self.last - self.first
 
     def is_full(self, block: int) -> bool:
-        """Whether every query of the tile sees every key of the block."""
+        """Returns whether every query of the tile sees every key of the block."""
         return self.full_first <= block < self.full_last
 
 
@@ -81,7 +81,7 @@ class KeyInterval:
         return min(self.limit, query + self.right + 1)
 
     def has_blind(self, first: int, last: int) -> bool:
-        """Whether a query of first .. last sees no key.
+        """Returns whether a query of first .. last sees no key.
 
         The length of the interval is concave in the query: one at an end is shortest.
         """

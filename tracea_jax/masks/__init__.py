@@ -79,7 +79,7 @@ def segments(ids: ArrayLike, kv_ids: ArrayLike | None = None) -> Mask:
 
 
 def lengths(q: ArrayLike | None = None, kv: ArrayLike | None = None) -> Mask:
-    """How many queries and keys each example has; the output of later queries is zero.
+    """Number of queries and keys of each example; the output of later queries is zero.
 
     Args:
       q, kv: int32 (B,), or a number for all examples; None for all that there are.

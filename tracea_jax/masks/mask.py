@@ -103,7 +103,7 @@ class Mask(Printable):
         }
 
     def _at_end(self, q_len: int, kv_len: int) -> tuple[bool, bool]:
-        """Whether a causal query sees all keys, and whether ends make a difference.
+        """Returns whether causal queries see all keys, and whether ends matter.
 
         So a step of a decoder is the same problem as without positions.
         """

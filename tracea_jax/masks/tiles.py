@@ -1,4 +1,4 @@
-"""What a mask leaves of the tiles of scores, and what is said of it in print.
+"""Tiles of scores that a mask leaves, and their description in print.
 
 Caller: ``mask.Mask``.
 """
@@ -22,7 +22,7 @@ _EXAMPLE = 2048  # positions in the picture of a mask that does not say how many
 
 
 def is_known(mask: Mask) -> bool:
-    """Whether all arrays have values, as traced ones have not."""
+    """Returns whether all arrays have values, as traced ones have not."""
     return not any(isinstance(x, Tracer) for x in jax.tree.leaves(mask))
 
 
@@ -155,7 +155,7 @@ def shown_lengths(mask: Mask) -> tuple[int, int]:
 
 
 def _told(mask: Mask, axis: int) -> int | None:
-    """How many positions there are: what knows it exactly has the first word."""
+    """Number of positions; an exact source takes precedence."""
     arrays = list(zip(mask.arrays, mask.blocks, strict=True))
     scores = [_rows_and_keys(x)[axis] for x, block in arrays if block is None]
     exact = [pair[axis].shape[-1] for pair in mask.segments]

@@ -65,7 +65,7 @@ def _table(table: Table) -> str:
 
 
 def _is_shown(table: Table, i: int) -> bool:
-    """Whether a column says anything where rows are folded."""
+    """Returns whether a column says anything where rows are folded."""
     return not table.columns[i].is_folded and any(row.cells[i] for row in table.rows)
 
 

@@ -19,7 +19,7 @@ def microseconds(us: float) -> str:
 
 
 def quotient(slow_us: float, fast_us: float) -> float:
-    """How many times faster ``fast_us`` is, of the numbers that are printed."""
+    """Quotient of two times, of the numbers that are printed."""
     slow, fast = float(number(slow_us)), float(number(fast_us))
     return slow / fast if fast else math.inf
 

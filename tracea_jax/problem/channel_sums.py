@@ -57,7 +57,7 @@ class ChannelSumsProblem(Problem):
 
     @property
     def keeps(self) -> bool:
-        """Whether dz is a result."""
+        """Returns whether dz is a result."""
         return self.relu == "result"
 
     @property

@@ -154,7 +154,7 @@ def _may_belong(eqn: Equation) -> bool:
 
 
 def _is_harmless(eqn: Equation) -> bool:
-    """Whether a conversion is between floats of kernels, or of a comparison."""
+    """Returns whether a conversion is between floats of kernels, or of a comparison."""
     old, new = eqn.invars[0].aval.dtype.name, eqn.outvars[0].aval.dtype.name
     return (
         only_rounds(eqn)
@@ -182,7 +182,7 @@ def _recognise(steps: tuple[_Step, ...], dtype: Any) -> str | None:
 
 
 def _are_equal(name: str, values: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether values in float64 are an activation's but for constants' roundings."""
+    """True if values in float64 are an activation's but for constants' roundings."""
     tail = np.minimum(np.abs(_X), _TAIL)
     bound = _TOLERANCE * np.abs(expected) + _CANCELLED * tail
     if name == "relu":  # no spelling of it rounds
@@ -192,12 +192,12 @@ def _are_equal(name: str, values: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def _have_same_signs(values: np.ndarray) -> np.ndarray:
-    """Where relu's values are not negative zeros; of a zero they may be either."""
+    """Places where relu gives no negative zero; zeros may have either sign."""
     return ~(np.signbit(values) & (values == 0)) | (_X == 0)
 
 
 def _have_one_range(name: str, actual: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether values overflow, vanish and are no numbers where an activation's do.
+    """True if values overflow, vanish and are no numbers where an activation's do.
 
     In the program's dtypes: a factor that overflows is no rounding. The sizes of those
     in between are judged in float64, where spellings do not cancel; relu's here too.
@@ -250,7 +250,7 @@ def _unrounded(dtype: Any) -> dict[float, float]:
 
 
 def is_jax_relu(eqn: Equation) -> bool:
-    """Whether this is a call of ``jax.nn.relu``, its derivative rule included.
+    """Returns whether this is a call of ``jax.nn.relu``, its derivative rule included.
 
     A function of somebody else with the same values may have another derivative, such
     as guided backpropagation's; what tells them apart is where they are defined.

@@ -62,7 +62,7 @@ def chains(
 
 
 def may_begin(eqn: Equation) -> bool:
-    """Whether a chain could begin with this equation; of most programs none could."""
+    """True if a chain could begin with this equation; of most programs none could."""
     return _is_layer(eqn) and _is_activated(eqn)
 
 
@@ -123,7 +123,7 @@ def _is_activated(eqn: Equation) -> bool:
 
 
 def _is_layer(eqn: Equation) -> bool:
-    """Whether this is a product of matrices whose implementation is left to us."""
+    """True if this is a product of matrices whose implementation is left to us."""
     if eqn.primitive is not matmul_p:
         return False
     params, (lhs, rhs) = eqn.params, (x.aval for x in eqn.invars[:2])

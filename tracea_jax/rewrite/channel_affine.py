@@ -219,7 +219,7 @@ CHANNEL_AFFINE = Rule(
 
 
 def _are_in_order(steps: list[_Step]) -> bool:
-    """Whether no shift is between two scales.
+    """Returns whether no shift is between two scales.
 
     Sums of entries before a scale would follow from those before another one, but with
     less digits where what is between takes a mean away.
@@ -229,14 +229,14 @@ def _are_in_order(steps: list[_Step]) -> bool:
 
 
 def _are_of_channels(steps: list[_Step]) -> bool:
-    """Whether operands vary along one dimension: the last one, where that was timed."""
+    """True if operands vary along one dimension: the last one, where that was timed."""
     dims = {d for step in steps for d, n in enumerate(step.shape) if n != 1}
     last = steps[0].value.aval.ndim - 1
     return len(dims) == 1 and (last in dims or planned_device().platform == "cpu")
 
 
 def _shared(steps: list[_Step]) -> int:
-    """How many entries of the value have the same operands."""
+    """Number of entries of the value that have the same operands."""
     shape = steps[0].value.aval.shape
     alike = [all(s.shape[d] == 1 for s in steps) for d in range(len(shape))]
     return math.prod(n for n, is_alike in zip(shape, alike, strict=True) if is_alike)

@@ -96,7 +96,7 @@ def narrow(view: View, x: Atom) -> Atom:
 
 
 def _is_over_rows(eqn: Equation) -> bool:
-    """Whether all dimensions but the last are summed, and there are some."""
+    """Returns whether all dimensions but the last are summed, and there are some."""
     ndim = eqn.invars[0].aval.ndim
     return ndim > 1 and tuple(eqn.params["axes"]) == tuple(range(ndim - 1))
 

@@ -37,18 +37,18 @@ class Step:
 
     @property
     def scales(self) -> bool:
-        """Whether y is multiplied, by -1 at least."""
+        """Returns whether y is multiplied, by -1 at least."""
         return self.name not in ("add", "sub")
 
     @property
     def keeps_precision(self) -> bool:
-        """Whether weights that have the factor of y need no more digits."""
+        """Returns whether weights that have the factor of y need no more digits."""
         return not self.scales or self.name == "rsub" or self.number == -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """Where the channels of a value are.
+    """Places of the channels of a value.
 
     Attributes:
       axis: their dimension; None where they share one with others, or there is one.
@@ -59,7 +59,7 @@ class Channels:
     count: int
 
     def reshaped(self, old: Sequence[int], new: Sequence[int]) -> Channels:
-        """Where they are after a reshape that keeps the order in memory."""
+        """Places after a reshape that keeps the order in memory."""
         places = [
             i
             for i, size in enumerate(new)

@@ -62,7 +62,7 @@ def _order(rank: int) -> tuple[int, ...]:
 
 
 def _places(rank: int) -> list[int]:
-    """Where each dimension of channels first is in channels last."""
+    """Place of each dimension of channels first in channels last."""
     return [0, rank - 1, *range(1, rank - 1)]
 
 
@@ -304,7 +304,7 @@ def _entries(program: _Program, eqn: Equation) -> bool:
 
 
 def _have_one_rank(eqn: Equation) -> bool:
-    """Whether operands are images of one rank, or numbers; literals are numbers."""
+    """True if operands are images of one rank, or numbers; literals are numbers."""
     ranks = {x.aval.ndim for x in (*eqn.invars, *eqn.outvars)}
     return len(ranks - {0}) == 1 and 0 not in {x.aval.ndim for x in eqn.outvars}
 

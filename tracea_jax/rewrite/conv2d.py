@@ -51,7 +51,7 @@ class Conv2dSite:
 
     @property
     def transposes_images(self) -> bool:
-        """Whether images are transposed on their way to the op or from it."""
+        """Returns whether images are transposed on their way to the op or from it."""
         return self.convolution.transposes_images
 
     def __call__(self, x: Any, w: Any, *rest: Any) -> Any:
@@ -92,7 +92,7 @@ def match_conv2d(view: View, index: int) -> Match | str:
 
 
 def _may_transpose(eqn: Equation) -> bool:
-    """Whether images with channels first may get channels last.
+    """Returns whether images with channels first may get channels last.
 
     XLA's own convolutions on GPUs take images of 16 bits with channels last, too; those
     of float32 were not timed.
@@ -101,7 +101,7 @@ def _may_transpose(eqn: Equation) -> bool:
 
 
 def _is_native(eqn: Equation, convolution: Convolution) -> bool:
-    """Whether the op takes the images as they are."""
+    """Returns whether the op takes the images as they are."""
     is_plane = len(eqn.params["window_strides"]) == 2
     return is_plane and not convolution.transposes_images
 
@@ -132,7 +132,7 @@ def _prepared(
 
 
 def _served(rule: Rule, view: View) -> int:
-    """How many convolutions kernels would serve without transposed images."""
+    """Number of convolutions that kernels would serve without transposed images."""
     found = [
         rule.match(view, index)
         for index, eqn in enumerate(view.eqns)
@@ -190,7 +190,7 @@ class Chain:
         return self.conv.outvars[0].aval.dtype
 
     def is_complete(self, view: View) -> bool:
-        """Whether the result may be a site's: of a dtype that the site can be of.
+        """Tests whether the result may be a site's: of a dtype that the site can be of.
 
         A bfloat16 convolution may have a float32 result if its steps are in float32,
         as XLA on a CPU leaves out the rounding in between. Scaled bfloat16 weights
@@ -208,12 +208,12 @@ class Chain:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether nothing but conversions follows so far."""
+        """Returns whether nothing but conversions follows so far."""
         after = (self.steps, self.residual is not None, self.activation != "none")
         return not any(after)
 
     def _is_scaled_next(self, view: View) -> bool:
-        """Whether the only use of the result is a step on its channels."""
+        """Returns whether the only use of the result is a step on its channels."""
         value = view.eqns[self.root].outvars[0]
         index = view.sole_consumer(value)
         eqn = None if index is None else view.eqns[index]
@@ -275,7 +275,7 @@ class Chain:
         return chain._with(found.root, activation=found.name)
 
     def _may_pass(self, eqn: Equation) -> bool:
-        """Whether this only widens or narrows, as around a batch norm, or copies."""
+        """True if this only widens or narrows, as around a batch norm, or copies."""
         if eqn.primitive.name == "copy":
             return True
         if eqn.primitive.name != "convert_element_type":
@@ -310,7 +310,7 @@ class Chain:
         )
 
     def _may_scale(self) -> bool:
-        """Whether weights should be scaled.
+        """Returns whether weights should be scaled.
 
         That may cost neither accuracy (scaled float16 weights might overflow or vanish,
         and narrow ones would round a float32 result) nor time: few weights and a large

@@ -115,7 +115,7 @@ def _high(n: int, p: int, extent: int, stride: int, low: int) -> int:
 
 
 def _is(eqn: Equation, form: Form) -> bool:
-    """Whether this is what the gradient is in lax."""
+    """Returns whether this is what the gradient is in lax."""
     arguments = form.lax_arguments(*(x.aval.shape for x in eqn.invars))
     return all(_plain(eqn.params[k]) == _plain(v) for k, v in arguments.items())
 

@@ -97,7 +97,7 @@ def why_not_image(eqn: Equation) -> str | None:
 
 
 def has_channels_first(eqn: Equation) -> bool:
-    """Whether this reads and gives images, or lines, with their channels first."""
+    """True if this reads and gives images, or lines, with their channels first."""
     numbers = eqn.params["dimension_numbers"]
     first = tuple(range(len(numbers.lhs_spec)))
     return tuple(numbers.lhs_spec) == tuple(numbers.out_spec) == first
@@ -145,7 +145,7 @@ def why_not_forward(eqn: Equation) -> str | None:
 def relayouts(
     eqn: Equation, layout: ImageLayout
 ) -> tuple[Relayout, Relayout, Relayout]:
-    """How the image, the weights and the result become those of a forward form."""
+    """Relayouts of image, weights and result for a forward form."""
     numbers = eqn.params["dimension_numbers"]
     specs = {"x": numbers.lhs_spec, "w": numbers.rhs_spec, "y": numbers.out_spec}
     x, w, y = (

@@ -41,12 +41,12 @@ def apply(
 
 
 def is_elementwise(eqn: Equation) -> bool:
-    """Whether ``evaluate`` knows an equation's primitive."""
+    """Returns whether ``evaluate`` knows an equation's primitive."""
     return eqn.primitive.name in _OPERATIONS
 
 
 def is_known(dtype: Any) -> bool:
-    """Whether values of a dtype are evaluated: booleans, integers and real floats."""
+    """True if values of a dtype are evaluated: booleans, integers and real floats."""
     return _is_boolean(dtype) or _is_integer(dtype) or _is_float(dtype)
 
 

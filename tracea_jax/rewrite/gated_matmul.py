@@ -88,7 +88,7 @@ GATED_MATMUL = Rule(
 
 
 def _has_ups(view: View) -> bool:
-    """Whether any product is multiplied with something: most programs have none."""
+    """True if any product is multiplied with something: most programs have none."""
     if _has_ups not in view.memory:
         view.memory[_has_ups] = any(
             view.producer(atom, "dot_general", "transpose") is not None
@@ -120,7 +120,7 @@ def _up(view: View, multiplied: int, activated: Activated) -> Product | None:
 
 
 def _alike(gate: Product, up: Product) -> bool:
-    """Whether both are products of the same lhs with weights of one shape and dtype."""
+    """True if both are products of the same lhs with weights of one shape and dtype."""
     dtypes = {x.aval.dtype for x in (gate.operands[1], up.operands[1])}
     return (
         gate.operands[0] is up.operands[0]

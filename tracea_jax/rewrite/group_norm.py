@@ -108,7 +108,7 @@ GROUP_NORM = Rule(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Operand:
-    """How an operand of an elementwise equation gets the shape of the result.
+    """Broadcast of an operand of an elementwise equation to the shape of the result.
 
     Attributes:
       path: moves of its entries, the last one first.
@@ -125,7 +125,7 @@ class _Operand:
         return dataclasses.replace(self, path=(*self.path, *moves))
 
     def has(self, dims: Dims | None, wanted: Dims | None) -> bool:
-        """Whether entries with these dimensions before the moves end as wanted."""
+        """True if entries with these dimensions before the moves end as wanted."""
         moved = None if dims is None else followed(dims, self.path)
         return fits(moved, wanted, self.last)
 

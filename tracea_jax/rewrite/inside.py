@@ -153,12 +153,12 @@ def _trace(fun: Any, primals: Callable[[], Any]) -> _Trace | None:
 
 
 def _is_array(x: Any) -> bool:
-    """Whether this is an array or a number, and no reference."""
+    """Returns whether this is an array or a number, and no reference."""
     return type(jax.typeof(x)) is ShapedArray
 
 
 def _is_traced(x: Any) -> bool:
-    """Whether the function gets a tracer; known integers it gets as they are."""
+    """Tests whether the function gets a tracer; known integers it gets as they are."""
     if isinstance(x, Tracer):
         return True
     return jnp.issubdtype(getattr(x, "dtype", np.result_type(x)), np.inexact)

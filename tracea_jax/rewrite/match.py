@@ -35,7 +35,7 @@ class Match:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How one kind of site is found.
+    """Recogniser of one kind of site.
 
     Attributes:
       op: the op it becomes.

@@ -162,7 +162,7 @@ class Chain:
 
     @property
     def _is_wide(self) -> bool:
-        """Whether the epilogue stays in float32 where XLA computes a narrower result.
+        """True if the epilogue stays in float32 where XLA computes a narrower result.
 
         The dtype of its operands decides, see ``ops.epilogue.written_dtype``: the
         program would otherwise round later than the rewritten one.
@@ -215,14 +215,14 @@ def _with_step(epilogue: Epilogue, **step: Any) -> Epilogue:
 
 
 def _keeps_order(eqn: Equation) -> bool:
-    """Whether this changes neither the entries nor their order in memory."""
+    """Returns whether this changes neither the entries nor their order in memory."""
     if eqn.primitive.name == "reshape":
         return eqn.params["dimensions"] is None
     return eqn.primitive.name == "copy"
 
 
 def _narrows(eqn: Equation) -> bool:
-    """Whether this rounds to a shorter floating dtype that kernels store."""
+    """Returns whether this rounds to a shorter floating dtype that kernels store."""
     if eqn.primitive.name != "convert_element_type":
         return False
     old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
@@ -231,7 +231,7 @@ def _narrows(eqn: Equation) -> bool:
 
 
 def _widens(eqn: Equation) -> bool:
-    """Whether this gives bfloat16 the digits of float32; the range is the same."""
+    """True if this gives bfloat16 the digits of float32; the range is the same."""
     if eqn.primitive.name != "convert_element_type":
         return False
     old, new = (x.aval.dtype.name for x in (*eqn.invars, *eqn.outvars))
@@ -269,7 +269,7 @@ def bias_of(
 
 
 def _columns(shape: tuple[int, ...], n: int) -> int | None:
-    """How many last dimensions make up the n columns."""
+    """Number of last dimensions that make up the n columns."""
     for count in range(1, len(shape) + 1):
         if math.prod(shape[-count:]) == n:
             return count

@@ -68,7 +68,7 @@ class Groups:
 
     @property
     def are_of_images(self) -> bool:
-        """Whether images come before pixels, and groups before their channels."""
+        """Tests whether images come before pixels, and groups before their channels."""
         orders = [[k for _, k, c in self.factors if c == is_c] for is_c in (0, 1)]
         return all(order == sorted(order, reverse=True) for order in orders)
 
@@ -98,7 +98,7 @@ class Groups:
 
 
 def fits(dims: Dims | None, wanted: Dims | None, shape: Sequence[int]) -> bool:
-    """Whether a value's entries are in the places wanted, those of size 1 in all."""
+    """True if a value's entries are in the places wanted, those of size 1 in all."""
     if dims is None or wanted is None or len(dims) != len(wanted):
         return False
     return all(

@@ -42,7 +42,7 @@ _ALGORITHMS = frozenset({"BF16_BF16_F32", "F16_F16_F32"})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """How an operand is read: transposed, without dimensions of 1, and as ``letter``.
+    """Layout of an operand: transposed, without dimensions of 1, and as ``letter``.
 
     Attributes:
       permutation: of its dimensions; None if they are in order.
@@ -214,7 +214,7 @@ def _is_narrow(dtype: Any) -> bool:
 
 
 def only_rounds(eqn: Equation) -> bool:
-    """Whether this converts between floats of which kernels round as they like."""
+    """True if this converts between floats of which kernels round as they like."""
     if eqn.primitive.name != "convert_element_type":
         return False
     dtypes = (eqn.invars[0].aval.dtype.name, eqn.outvars[0].aval.dtype.name)
@@ -244,7 +244,7 @@ class _Labels:
 
     @property
     def rhs_is_vector(self) -> bool:
-        """Whether the result has no dimension of the rhs alone."""
+        """Returns whether the result has no dimension of the rhs alone."""
         return not any(x in self.rhs and x not in self.lhs for x in self.out)
 
 
@@ -347,7 +347,7 @@ def _operand(
 
 
 def _same_order(found: Sequence[int], wanted: Sequence[int], sizes: Any) -> bool:
-    """Whether the order in memory is the same; dimensions of size 1 are nothing."""
+    """True if the order in memory is the same; dimensions of size 1 are nothing."""
     kept, needed = ([x for x in y if sizes[x] != 1] for y in (found, wanted))
     return kept == needed
 

@@ -1,4 +1,4 @@
-"""How an array of a convolution in a program becomes one that the op takes."""
+"""Relayouts of a convolution's arrays in a program to those that the op takes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Relayout:
 
     @property
     def transposes(self) -> bool:
-        """Whether dimensions change their order."""
+        """Returns whether dimensions change their order."""
         return self.order != tuple(range(len(self.order)))
 
     def __call__(self, x: Any) -> Any:

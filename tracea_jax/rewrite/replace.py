@@ -49,7 +49,7 @@ def replaced(
 
 
 def is_left_to_xla(match: Match, root: Equation) -> bool:
-    """Whether no kernel would serve a match on the device that is planned for.
+    """Returns whether no kernel would serve a match on the device that is planned for.
 
     A rule asks it where a site without a kernel would be worse than the smaller sites
     in it. The answer decides about speed only.
@@ -61,7 +61,7 @@ def is_left_to_xla(match: Match, root: Equation) -> bool:
 
 
 def is_served(match: Match, root: Equation) -> bool:
-    """Whether a kernel would serve a match on the device that is planned for."""
+    """Tests whether a kernel would serve a match on the device that is planned for."""
     try:
         return not all(lowering.would_be_xla(*call) for call in calls_of(match, root))
     except dispatch.Unsupported:

@@ -32,7 +32,7 @@ _TRANSPARENT = frozenset(
 
 
 def may_be_in_weights(view: View, step: Step, operand: Atom | None) -> bool:
-    """Whether y * c or y / c is, whatever y is, a convolution with scaled weights."""
+    """True if y * c or y / c is, whatever y is, a convolution with scaled weights."""
     if not step.scales or step.name == "rsub":
         return True
     if operand is None:
@@ -45,14 +45,14 @@ def may_be_in_weights(view: View, step: Step, operand: Atom | None) -> bool:
 
 
 def normalises(view: View, step: Step, operand: Atom | None) -> bool:
-    """Whether a step divides by the root of a variance with an epsilon, as a norm."""
+    """True if a step divides by the root of a variance with an epsilon, as a norm."""
     if operand is None or step.name not in ("mul", "div"):
         return False
     return _has_root(view, operand, inverse=step.name == "mul")
 
 
 def _are_moderate(value: np.ndarray) -> bool:
-    """Whether all are of moderate size.
+    """Returns whether all are of moderate size.
 
     Zero is not: y * 0 has the sign of y, and a sum of products with zeros has none.
     """
@@ -61,7 +61,7 @@ def _are_moderate(value: np.ndarray) -> bool:
 
 
 def _has_root(view: View, atom: Atom, *, inverse: bool) -> bool:
-    """Whether a value is sqrt(v + epsilon), or a product with its inverse."""
+    """Returns whether a value is sqrt(v + epsilon), or a product with its inverse."""
     view, eqn = _made(view, atom)
     if eqn is None:
         return False
@@ -79,7 +79,7 @@ def _has_root(view: View, atom: Atom, *, inverse: bool) -> bool:
 
 
 def _has_epsilon(view: View, atom: Atom) -> bool:
-    """Whether a value is one plus a known number that is well above zero."""
+    """Returns whether a value is one plus a known number that is well above zero."""
     view, eqn = _made(view, atom)
     if eqn is None or eqn.primitive.name != "add":
         return False

@@ -16,8 +16,8 @@ from jax.extend.core import Jaxpr
 
 from tracea_jax import _compat
 from tracea_jax._compat import ClosedJaxpr
+from tracea_jax.faults import reported
 from tracea_jax.ops.common.choice import choice_p
-from tracea_jax.ops.common.faults import reported
 from tracea_jax.ops.common.remat import remat_policy
 from tracea_jax.rewrite.inline import inlined
 from tracea_jax.rewrite.match import Match, Miss, Rule, Viewed, described
@@ -167,7 +167,7 @@ def _matched(
 
 
 def _is_free(view: View, matches: Mapping[int, Match], found: Match) -> bool:
-    """Whether no other match, nor anything else, needs what a match would replace.
+    """True if no other match, nor anything else, needs what a match would replace.
 
     What it reads must remain: results of earlier matches, and nothing inside of one.
     """

@@ -24,5 +24,5 @@ class Spliced:
 
 
 def is_spliced(name_stack: Any) -> bool:
-    """Whether equations of this name stack come from a function that was spliced."""
+    """True if equations of this name stack come from a function that was spliced."""
     return any(isinstance(note, Spliced) for _, note in _compat.notes(name_stack))

@@ -1,4 +1,4 @@
-"""How the entries of a small array are spread over a large one, dimension by dimension.
+"""Spread of a small array's entries over a large one, dimension by dimension.
 
 A mean of each group of channels, (n, g), takes a few reshapes and broadcasts until it
 has a place for each entry of an image, (n, 1, 1, g * c). Here each dimension of a value
@@ -89,7 +89,7 @@ def _chosen(view: View, eqn: Equation) -> Atom | None:
 
 
 def widens(eqn: Equation) -> bool:
-    """Whether this is a conversion between floats that loses nothing."""
+    """Returns whether this is a conversion between floats that loses nothing."""
     if eqn.primitive.name != "convert_element_type":
         return False
     old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype

@@ -86,7 +86,7 @@ class View:
         return consumers[0]
 
     def are_interior(self, equations: frozenset[int], root: int) -> bool:
-        """Whether nothing outside of the set needs a result of it but the root's."""
+        """True if nothing outside of the set needs a result of it but the root's."""
         return all(
             equations.issuperset(self.consumers(var))
             for index in equations
@@ -210,7 +210,7 @@ def remembered(f: Callable[..., T]) -> Callable[..., T]:
 
 
 def is_reshape(eqn: Equation) -> bool:
-    """Whether this is a reshape, however it is spelled."""
+    """Returns whether this is a reshape, however it is spelled."""
     if eqn.primitive.name == "reshape":
         return eqn.params.get("dimensions") is None
     return eqn.primitive.name == "squeeze" or (
@@ -221,7 +221,7 @@ def is_reshape(eqn: Equation) -> bool:
 
 
 def is_static(aval: Any) -> bool:
-    """Whether all sizes of an array are known numbers."""
+    """Returns whether all sizes of an array are known numbers."""
     return all(isinstance(size, int) for size in aval.shape)
 
 

@@ -149,7 +149,7 @@ def _require() -> tuple[str, str]:
 
 
 def _links(clang: str) -> bool:
-    """Whether this clang finds the linker of its code objects."""
+    """Returns whether this clang finds the linker of its code objects."""
     return shutil.which(_said(clang, "-print-prog-name=ld.lld").strip()) is not None
 
 

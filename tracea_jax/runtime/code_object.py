@@ -125,7 +125,7 @@ _LENGTHS: dict[int, tuple[type, str]] = {
 
 
 def _length(data: bytes, tag: int, at: int) -> tuple[int, type, int]:
-    """How many characters, items or pairs follow, of what, and from where on."""
+    """Length, kind and start of the characters, items or pairs that follow."""
     if tag < 0xA0:
         return tag & 0x0F, dict if tag < 0x90 else list, at
     if tag < 0xC0:

@@ -118,7 +118,7 @@ class _Stored:
     rank: int
 
     def remove(self) -> bool:
-        """Whether it could be removed."""
+        """Returns whether it could be removed."""
         try:
             for file in self.files:  # without its image, nobody looks at the rest
                 with contextlib.suppress(FileNotFoundError):

@@ -148,17 +148,17 @@ def _compile(kernel: Kernel, key: str, directory: pathlib.Path | None) -> Cubin:
 
 
 def path(directory: pathlib.Path, arch: str, key: str) -> pathlib.Path:
-    """Where the image of a kernel is kept."""
+    """Path of the image of a kernel."""
     return directory / "cubin" / arch / f"{key}.cubin"
 
 
 def has(directory: pathlib.Path, kernel: Kernel) -> bool:
-    """Whether the kernel's image is there; it may still prove damaged."""
+    """Returns whether the kernel's image is there; it may still prove damaged."""
     return os.path.exists(path(directory, kernel.arch, nvrtc.key(kernel)))
 
 
 def is_trusted(directory: pathlib.Path) -> bool:
-    """Whether the native launcher, which checks no owners, may read here; or it warns.
+    """True if the native launcher, which checks no owners, may read here; or it warns.
 
     What is not there yet is trusted, as only this user can make it trustworthy.
     """

@@ -18,7 +18,7 @@ _DETERMINISTIC = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic
 
 
 def demand_determinism(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a flag forbids XLA all that may differ from run to run."""
+    """Returns whether a flag forbids XLA all that may differ from run to run."""
     return _demand_determinism(environ.get(VARIABLE, ""))
 
 

@@ -1,4 +1,4 @@
-"""How the problems of each op are drawn; the distribution is described in ``problems``.
+"""Random problems of each op; the distribution is described in ``problems``.
 
 A draw takes two generators: one for sizes, one for the form, which is all that kernels
 are compiled for.
@@ -30,7 +30,7 @@ Weighted = Sequence[tuple[float, T]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How far the sizes of a platform's problems reach.
+    """Ranges of the sizes of a platform's problems.
 
     Attributes:
       flops: least and most operations of a problem.

@@ -53,7 +53,7 @@ Ask = Callable[[Any, float], Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where processes of one survey meet.
+    """Directory in which processes of one survey meet.
 
     Attributes:
       cache: tracea_jax's cache directory, with the compiled kernels.

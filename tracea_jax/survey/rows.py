@@ -147,7 +147,7 @@ def slug(device: Device) -> str:
 
 
 def path(directory: pathlib.Path, device: Device, op: str) -> pathlib.Path:
-    """Where rows of the op on the device are."""
+    """Path of the rows of the op on the device."""
     return directory / slug(device) / f"{op}.jsonl"
 
 

@@ -39,7 +39,7 @@ Tell = Callable[["Progress"], None]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a survey is.
+    """State of a survey.
 
     Attributes:
       op: of the problem that was measured last.

@@ -70,7 +70,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How the tuning of a job ended.
+    """Outcome of the tuning of a job.
 
     Attributes:
       entry: what ``Task.finish`` returned; None if the tuning was not finished.

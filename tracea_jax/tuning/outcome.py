@@ -21,7 +21,7 @@ from tracea_jax.tuning.store.records import Best
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a session ended.
+    """Outcome of a session.
 
     Attributes:
       best: the winner of its last race.

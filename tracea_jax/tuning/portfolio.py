@@ -71,7 +71,7 @@ class Portfolio:
 
 
 def covers(time_us: float | None, best_us: float, fraction: float) -> bool:
-    """Whether a time is close enough to the best; a missing time (None) is not."""
+    """True if a time is close enough to the best; a missing time (None) is not."""
     return time_us is not None and time_us <= (1 + fraction) * best_us
 
 

@@ -182,7 +182,7 @@ class _Schedule:
         return self.calm >= 2
 
     def _affords(self, lane: Lane) -> bool:
-        """Whether the time left suffices for a batch and for all races after it."""
+        """True if the time left suffices for a batch and for all races after it."""
         if self.budget_s == math.inf:
             return True
         seen = [lane] if lane.batches else [o for o in self.lanes if o.batches]

@@ -240,7 +240,7 @@ class Session:
 
     @property
     def _is_restless(self) -> bool:
-        """Whether the machine's speed changes because other programs use it as well.
+        """True if the machine's speed changes because other programs use it as well.
 
         A GPU is used by this program alone: only its clock rates change, and waiting
         does not steady them.
@@ -302,7 +302,7 @@ class Session:
         return sorted(known, key=lambda c: (self.heat.get(c, math.inf), known[c]))
 
     def _is_hopeless(self, choice: Choice, passed: Sequence[Choice]) -> bool:
-        """Whether a choice is far slower than a correct one, so that it cannot win.
+        """True if a choice is far slower than a correct one, so that it cannot win.
 
         A choice whose sample was abandoned may still win: the sample was compared with
         all choices, also with those whose results turned out to be wrong.

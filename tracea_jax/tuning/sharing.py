@@ -158,7 +158,7 @@ class Sharing:
     def _may_run(
         self, problem: Problem, entry: Entry, variant: str, config: dict[str, Any]
     ) -> bool:
-        """Whether the config has equal bits from run to run, or need not have them."""
+        """True if the config has equal bits from run to run, or need not have them."""
         best, device = entry.best, self.device
         if self.determinism is False or not varies(variant, config, problem, device):
             return True

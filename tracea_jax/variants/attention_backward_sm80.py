@@ -227,7 +227,7 @@ def _preferred() -> Iterator[AttentionBackwardSm80Config]:
 
 
 def _uneven(c: Any) -> Any:
-    """Whether a warp would own no whole band of 16 rows, or more than two."""
+    """Returns whether a warp would own no whole band of 16 rows, or more than two."""
     own = 16 * c.warps
     kv, q = c.tile_kv, c.tile_q
     return (kv % own != 0) | (q % own != 0) | (kv > 2 * own) | (q > 2 * own)

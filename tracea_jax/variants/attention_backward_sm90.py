@@ -259,7 +259,7 @@ def _of_queries(
 
 
 def _adds_faster(problem: AttentionProblem) -> bool:
-    """Whether the sums of dq in memory pay: blocks of keys meet many queries.
+    """Returns whether the sums of dq in memory pay: blocks of keys meet many queries.
 
     They save two of seven products, but blocks wait for those of earlier keys, and the
     sums are cleared and rounded. On an H100 the ordered sums were faster from the keys
@@ -283,7 +283,7 @@ def _adds_faster(problem: AttentionProblem) -> bool:
 
 
 def _suits_small_tiles(problem: AttentionProblem) -> bool:
-    """Whether two small tiles that share a multiprocessor beat a large one.
+    """Returns whether two small tiles that share a multiprocessor beat a large one.
 
     They compute fewer scores in vain, which counts for documents, windows and causal
     masks, and leave fewer multiprocessors without a tile, which counts without a mask.

@@ -1,4 +1,4 @@
-"""Where attention_backward_sm90 is expected to be faster than cuDNN, from measurements.
+"""Problems for which attention_backward_sm90 is expected to be faster than cuDNN.
 
 Caller: the variant of that name.
 """
@@ -36,7 +36,7 @@ _NARROWEST = 512  # window that was measured
 
 
 def expects_to_win(problem: AttentionProblem, device: Device) -> bool:
-    """Where cuDNN cannot run, cannot skip what segments mask, or was slower.
+    """Returns whether cuDNN cannot run, cannot skip what segments mask, or was slower.
 
     By ``attention_backward.json`` of an H100 cuDNN took 1.15 times as long for causal
     heads of 64 and 128 and 4096 positions, and 1.06 to 1.1 times without a mask; by
@@ -71,14 +71,14 @@ def expects_to_win(problem: AttentionProblem, device: Device) -> bool:
 
 
 def _sees_all(problem: AttentionProblem) -> bool:
-    """Whether nothing but lengths says which keys a query sees."""
+    """Returns whether nothing but lengths says which keys a query sees."""
     p = problem
     is_plain = not (looks_at_scores(p) or p.segments)
     return is_plain and rules.window(p) == (None, None) and not emit.splits(p)
 
 
 def _is_alone(problem: AttentionProblem, device: Device) -> bool:
-    """Whether heads have keys of their own, and nothing but a causal mask is there.
+    """True if heads have keys of their own, and nothing but a causal mask is there.
 
     With blocks of 64 keys for all multiprocessors, of 256 positions: cuDNN was slower
     for 64 examples on an H100; no results are kept.

@@ -28,13 +28,13 @@ _REGISTERS = {1: emit.SINGLE_REGISTERS, 2: 208, 3: 136}
 
 
 def looks_at_scores(problem: AttentionProblem) -> bool:
-    """Whether scores have more than positions, lengths and segments say."""
+    """Returns whether scores have more than positions, lengths and segments say."""
     p = problem
     return p.bias is not None or p.mask is not None or p.alibi is not None
 
 
 def _adds_beside(problem: AttentionProblem) -> bool:
-    """Whether sums of dq leave registers for what is done to scores."""
+    """Returns whether sums of dq leave registers for what is done to scores."""
     p = problem
     if not looks_at_scores(p):
         return True

@@ -23,7 +23,7 @@ from tracea_jax.variants.steps import Buffer, Expression, Launch, Step
 
 
 def may_be_blind(problem: AttentionProblem) -> bool:
-    """Whether a query might see no key; it then takes the mean of all values."""
+    """Tests whether a query might see no key; it then takes the mean of all values."""
     p = problem
     left, right = rules.window(p)
     if p.mask is not None or p.bias is not None:  # whose numbers nobody knows

@@ -169,12 +169,12 @@ class AttentionCpu:
 
 
 def on_amx(problem: AttentionProblem, device: Device) -> bool:
-    """Whether the problem runs on AMX's tiles, else on vectors."""
+    """Returns whether the problem runs on AMX's tiles, else on vectors."""
     return device.arch == "amx" and problem.dtype == "bfloat16"
 
 
 def has_one_pass(problem: AttentionProblem, device: Device) -> bool:
-    """Whether the problem can run in one pass: a gradient without matrix units."""
+    """True if the problem can run in one pass: a gradient without matrix units."""
     return problem.direction == "backward" and not on_amx(problem, device)
 
 

@@ -104,7 +104,7 @@ class AttentionCudnn:
 
 
 def _decodes_faster(problem: AttentionProblem) -> bool:
-    """Whether cuDNN is expected to be faster than XLA for few queries.
+    """Returns whether cuDNN is expected to be faster than XLA for few queries.
 
     By ``choices_decode.json`` of an H200 cuDNN was 1.2 to 5 times faster for a single
     query, and up to 5 times faster for several queries. There were two exceptions:
@@ -151,13 +151,13 @@ def _shape_refuses(problem: AttentionProblem) -> str | None:
 
 
 def _masks_positions(problem: AttentionProblem) -> bool:
-    """Whether a query's position limits the keys it sees."""
+    """Returns whether a query's position limits the keys it sees."""
     p = problem
     return (p.is_causal or p.window is not None) and not p.aligned_at_end
 
 
 def _has_mask(problem: AttentionProblem) -> bool:
-    """Whether cuDNN is given a mask, as a bias."""
+    """Returns whether cuDNN is given a mask, as a bias."""
     return problem.mask is not None or is_said_by_mask(problem)
 
 

@@ -101,7 +101,7 @@ class AttentionDecodeSm90:
         return dataclasses.replace(config, persistent=_stays(problem, config, device))
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        """Where cuDNN is not expected to, or sequences are long.
+        """Returns whether cuDNN is not expected to win, or sequences are long.
 
         By ``attention_decode.json`` of an H100 cuDNN took 1.00 to 1.02 times as long
         for 64 sequences of 2049 keys, 8 of 32768 and 1 of 131072, with 8 heads of keys
@@ -202,7 +202,7 @@ def _splits(
 def _stays(
     problem: AttentionProblem, config: AttentionDecodeSm90Config, device: CudaDevice
 ) -> bool:
-    """Whether a block goes on with another part, whose copies follow its own.
+    """Returns whether a block goes on with another part, whose copies follow its own.
 
     Where memory is faster, beginning a block anew takes longer beside reading a part.
     """
@@ -236,7 +236,7 @@ def _parts_bytes(problem: AttentionProblem, config: Any) -> Any:
 
 
 def _parts_refuse(problem: AttentionProblem, config: Any) -> Any:
-    """Whether the sums of all parts are too large, or too many blocks are launched."""
+    """True if the sums of all parts are too large, or too many blocks are launched."""
     too_large = _parts_bytes(problem, config) > _LARGEST_PARTS
     too_many = emit.tiles(problem) * config.splits > _MOST_ITEMS
     return np.logical_and(config.splits > 1, np.logical_or(too_large, too_many))

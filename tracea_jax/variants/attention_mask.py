@@ -13,7 +13,7 @@ BY_MASK = ("segments", "aligned_at_end")  # of the extras: what a boolean mask c
 
 
 def is_said_by_mask(problem: AttentionProblem) -> bool:
-    """Whether a variant that reads one entry of a mask a score needs another mask."""
+    """True if a variant that reads one entry of a mask a score needs another mask."""
     p = problem
     moved = p.aligned_at_end and (p.is_causal or p.window is not None)
     return p.segments or moved or p.mask_block is not None

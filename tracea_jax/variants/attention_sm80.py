@@ -110,7 +110,7 @@ class AttentionSm80:
         )
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        """Where cuDNN has no kernel and XLA's scores would take long to move.
+        """Returns whether cuDNN has no kernel and XLA's scores would take long to move.
 
         On Hopper never: ``attention_sm90`` takes the same problems, and is faster. No
         other GPU was measured. There the default rests on a bound for XLA, which keeps
@@ -163,7 +163,7 @@ def device_refuses(device: Device) -> str | None:
 
 
 def _gain(problem: AttentionProblem, device: CudaDevice) -> float:
-    """How many times as long as this kernel XLA takes at the least, for all scores.
+    """Least quotient of XLA's time, for all scores, by that of this kernel.
 
     XLA moves each score at the rate of memory and then multiplies at full speed; the
     kernel does nothing but multiply, at a part of it. Scores that are skipped only add

@@ -262,7 +262,7 @@ def _packed_if_faster(
 
 
 def _divide(problem: AttentionProblem, tile_q: int, tile_kv: int = 1) -> bool:
-    """Whether tiles divide the blocks of a mask, which then needs no look at scores."""
+    """True if tiles divide the blocks of a mask, which then needs no look at scores."""
     queries, keys = problem.mask_block or (1, 1)
     return queries % tile_q == 0 and keys % tile_kv == 0
 

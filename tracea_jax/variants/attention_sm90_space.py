@@ -96,7 +96,7 @@ def _smem_bytes(problem: AttentionProblem, config: Any) -> Any:
 
 
 def _can_pack(problem: AttentionProblem) -> bool:
-    """Whether a tile may have queries of all heads that share keys."""
+    """Returns whether a tile may have queries of all heads that share keys."""
     p = problem
     looks = rules.is_mapped(p) or p.bias is not None or p.alibi is not None
     return p.heads // p.kv_heads in _PACKED and not looks

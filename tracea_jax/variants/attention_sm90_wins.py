@@ -1,4 +1,4 @@
-"""Where attention_sm90 is expected to be faster than cuDNN and XLA, from measurements.
+"""Problems for which attention_sm90 is expected to be faster than cuDNN and XLA.
 
 Callers: ``attention_sm90``, ``attention_decode_sm90``.
 """
@@ -35,7 +35,7 @@ _FEWEST_NARROW_VALUES = 256  # of heads of 192 columns with values of 128
 def expects_to_win(
     problem: AttentionProblem, usual: AttentionSm90Config, device: Device
 ) -> bool:
-    """Whether the kernel, with the config that is its default, ought to run."""
+    """Returns whether the kernel, with the config that is its default, ought to run."""
     fewest = _fewest(problem, device)
     if fewest is not None and min(problem.q_len, problem.kv_len) >= fewest:
         return True
@@ -44,7 +44,7 @@ def expects_to_win(
 
 
 def _are_few(problem: AttentionProblem) -> bool:
-    """Whether few queries see many keys, all or all before them.
+    """Returns whether few queries see many keys, all or all before them.
 
     cuDNN was slower for 8 to 200 queries of 4096 keys on an H100; no results are kept.
     """
@@ -57,7 +57,7 @@ def _are_few(problem: AttentionProblem) -> bool:
 
 
 def _computes_in_vain(problem: AttentionProblem) -> bool:
-    """Whether the last of the longest tiles would be mostly beyond the queries."""
+    """True if the last of the longest tiles would be mostly beyond the queries."""
     longest, others = (
         -(-problem.q_len // tile) * tile for tile in (_LONGEST_TILE, _TILE)
     )

@@ -95,7 +95,7 @@ class Variant(Protocol):
         ...
 
     def expects_to_win(self, problem: Any, device: Device) -> bool:
-        """Whether the heuristic's config is expected to beat XLA, unmeasured.
+        """Returns whether the heuristic's config is expected to beat XLA, unmeasured.
 
         Files that variants name as their reason are in ``benchmarks/results``, in the
         folder of the device.

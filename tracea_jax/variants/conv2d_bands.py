@@ -64,7 +64,7 @@ def _likely(
 
 
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether the kernel was measured to beat cuDNN and conv2d_depthwise.
+    """Returns whether the kernel was measured to beat cuDNN and conv2d_depthwise.
 
     By ``conv2d.json`` of an H200 cuDNN took 1.9 to 4.3 times as long for 64 images of
     ConvNeXt's and EfficientNet's large convolutions. Kernels of 3 x 3, and of 5 x 5 on

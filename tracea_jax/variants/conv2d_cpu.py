@@ -80,7 +80,7 @@ _TASKS = (1, 2, 4, 8)
 
 
 def _pays(problem: Conv2dProblem, device: CpuDevice) -> bool:
-    """Whether our kernel saves more than its call costs.
+    """Returns whether our kernel saves more than its call costs.
 
     XLA is slow at convolutions with groups, whatever their size.
     """
@@ -146,7 +146,7 @@ class Conv2dCpu:
         return Conv2dCpuConfig(kc=kc, nc=nc, tasks=tasks)
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        """Whether the kernel is expected to beat XLA.
+        """Returns whether the kernel is expected to beat XLA.
 
         XLA is slow at groups and widens 16-bit operands to float32. Our register tile
         is 32 columns wide, so a result of very few channels wastes most of it.
@@ -223,14 +223,14 @@ def plain_product(problem: Conv2dProblem) -> GemmProblem | None:
 
 
 def on_amx(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether the problem runs on AMX's tiles, else on vectors."""
+    """Returns whether the problem runs on AMX's tiles, else on vectors."""
     if device.arch != "amx" or problem.lhs != "bfloat16" or _is_depthwise(problem):
         return False
     return _depth(problem, _STEP) <= 4 * _depth(problem, 1)
 
 
 def in_pairs(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether the problem runs on vectors of pairs of bfloat16.
+    """Returns whether the problem runs on vectors of pairs of bfloat16.
 
     In the input's gradient, no pair may span two taps.
     """
@@ -243,7 +243,7 @@ def in_pairs(problem: Conv2dProblem, device: Device) -> bool:
 
 
 def _packs_for_few(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether XLA's gradient of weights is faster, as few channels use each window.
+    """True if XLA's gradient of weights is faster, as few channels use each window.
 
     On AVX2, XLA was faster with 16 to 32 channels of the result, and with 64 if a
     window has 27 elements; as fast with 48, and slower with more.

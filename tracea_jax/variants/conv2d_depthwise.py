@@ -89,7 +89,7 @@ def _legal(
 
 
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether the kernel was measured to beat cuDNN on such problems.
+    """Returns whether the kernel was measured to beat cuDNN on such problems.
 
     By ``conv2d.json`` of an H100 and of an H200, and ``conv2d_earlier.json`` of an
     H100, cuDNN took 1.3 to 4.8 times as long for batches of 64 of EfficientNet's
@@ -290,7 +290,7 @@ def cycles(
 
 
 def _is_copy(problem: Conv2dProblem, device: CudaDevice) -> bool:
-    """Whether the memory behind L2 takes most of the time, as far as was measured."""
+    """True if the memory behind L2 takes most of the time, as far as was measured."""
     p = problem
     few = max(p.kernel_height, p.kernel_width) <= 3
     return few and p.strides == p.dilation == (1, 1) and p.bytes > device.l2_bytes
@@ -303,7 +303,7 @@ def _memory_cycles(problem: Conv2dProblem, device: CudaDevice) -> float:
 def _copy_cycles(
     problem: Conv2dProblem, config: DepthwiseConfig, at_once: int, device: CudaDevice
 ) -> float:
-    """What memory takes, beyond L2, where so many blocks of a processor copy rows.
+    """Cycles of memory beyond L2 for so many blocks of a processor that copy rows.
 
     Of the rows that two blocks read, some come from memory twice. Few bytes on their
     way leave memory idle, many crowd it; pieces of pixels are slower than whole ones.

@@ -46,7 +46,7 @@ class ProductConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """How an axis of the image is cut into windows.
+    """Windows along an axis of the image.
 
     Attributes:
       size: of the axis.
@@ -69,7 +69,7 @@ class Windows:
 
     @property
     def is_all(self) -> bool:
-        """Whether the windows are the axis as it is, each entry one."""
+        """Returns whether the windows are the axis as it is, each entry one."""
         return (self.before, self.after, self.step) == (0, 0, 1)
 
 
@@ -97,7 +97,7 @@ def windows_of(problem: Conv2dProblem) -> tuple[Windows, Windows]:
 
 
 def is_pointwise(problem: Conv2dProblem) -> bool:
-    """Whether the windows are the pixels of x as they lie in memory."""
+    """Returns whether the windows are the pixels of x as they lie in memory."""
     return all(axis.is_all for axis in windows_of(problem))
 
 
@@ -217,7 +217,7 @@ CONV2D_PRODUCT = Conv2dAsProduct()
 
 
 def _wins_on_cuda(problem: Conv2dProblem, device: CudaDevice) -> bool:
-    """Whether the product is expected to beat cuDNN's convolution.
+    """Returns whether the product is expected to beat cuDNN's convolution.
 
     By ``conv2d.json`` of an H100 patches of 3 channels are 11 times faster as products,
     and their weights' gradients 3 times; where channels fill its vectors, cuDNN saves
@@ -247,7 +247,7 @@ def _wins_on_cuda(problem: Conv2dProblem, device: CudaDevice) -> bool:
 
 
 def _wins_on_cpu(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether the product is expected to beat both conv2d_cpu and XLA.
+    """Returns whether the product is expected to beat both conv2d_cpu and XLA.
 
     conv2d_cpu reads the windows where they are, which is the better way to compute a
     forward convolution. Of the gradient of x it fills tiles of 32 channels, and takes

@@ -125,7 +125,7 @@ def _likely(
 
 
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether the kernel was measured to beat cuDNN on such problems.
+    """Returns whether the kernel was measured to beat cuDNN on such problems.
 
     By ``conv2d.json`` of an H100 cuDNN took 1.14 to 1.4 times as long for 3 x 3 kernels
     of 128 to 512 channels on 64 images of ResNets, 1.65 to 2.4 times with a stride of
@@ -164,7 +164,7 @@ def _fewest_flops_1x1(p: Conv2dProblem) -> int:
 
 
 def _scatters(p: Conv2dProblem) -> bool:
-    """Whether this is a gradient by phases such as those that were measured."""
+    """Returns whether this is a gradient by phases such as those that were measured."""
     return (
         p.direction == "input_grad"
         and p.lhs != "float32"
@@ -178,19 +178,19 @@ def _scatters(p: Conv2dProblem) -> bool:
 
 
 def _has_passes(p: Conv2dProblem) -> bool:
-    """Whether cuDNN passes over pixels before or behind its convolution."""
+    """Returns whether cuDNN passes over pixels before or behind its convolution."""
     return p.strides == (2, 2) or p.epilogue.residual
 
 
 def _has_deep_pixels(p: Conv2dProblem) -> bool:
-    """Whether products of float32 take longer than their pixels, and weights less."""
+    """True if products of float32 take longer than their pixels, and weights less."""
     few, many = sorted((p.in_channels, p.out_channels))
     fewest = 128 if p.strides == (1, 1) else 512
     return few >= fewest and many >= 512 and 2 * images.pixels(p) >= 3 * many
 
 
 def _has_tail(p: Conv2dProblem, c: Any) -> Any:
-    """Whether the last slab of weights is a narrow one, which is slow to copy."""
+    """Tests whether the last slab of weights is a narrow one, which is slow to copy."""
     return (c.tile_n % emit.SLAB != 0) & (not along_k(p))
 
 

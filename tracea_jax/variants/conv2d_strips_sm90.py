@@ -112,7 +112,7 @@ def _likely(
 
 
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether the kernel was measured to beat cuDNN and conv2d_sm90.
+    """Returns whether the kernel was measured to beat cuDNN and conv2d_sm90.
 
     By ``conv2d.json`` of an H100 cuDNN took 1.48 to 1.61 times as long, and conv2d_sm90
     1.25 to 1.41 times, for 3 x 3 kernels of 64 channels on 64 images of 56 x 56; in
@@ -139,7 +139,7 @@ def _call(
 
 
 def _is_narrow(problem: Conv2dProblem) -> bool:
-    """Whether a tile is as wide as the result."""
+    """Returns whether a tile is as wide as the result."""
     p = problem
     if p.lhs == "float32":
         return emit.channels_out(p) == emit.SLAB
@@ -148,7 +148,7 @@ def _is_narrow(problem: Conv2dProblem) -> bool:
 
 
 def _is_small(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether tiles of conv2d_sm90 are too few to keep all multiprocessors busy."""
+    """True if tiles of conv2d_sm90 are too few to keep all multiprocessors busy."""
     p = problem
     if p.flops < images.MANY_FLOPS // 2:
         return True
@@ -158,7 +158,7 @@ def _is_small(problem: Conv2dProblem, device: Device) -> bool:
 
 
 def _is_ragged(problem: Conv2dProblem) -> bool:
-    """Whether no tile of whole slabs divides the channels, which conv2d_sm90 needs."""
+    """True if no tile of whole slabs divides the channels, which conv2d_sm90 needs."""
     p = problem
     wide = emit.channels_out(p)
     return (

@@ -70,7 +70,7 @@ def _likely(
 
 
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether the kernel was measured to beat cuDNN on such problems.
+    """Returns whether the kernel was measured to beat cuDNN on such problems.
 
     By ``conv2d.json`` and ``conv2d_earlier.json`` of an H100 cuDNN took 1.3 to 1.67
     times as long for 3 x 3 kernels of 64 to 512 channels on 64 images of ResNets, and
@@ -94,7 +94,7 @@ def _wins(problem: Conv2dProblem, device: Device) -> bool:
 
 
 def _is_measured_1x1(p: Conv2dProblem) -> bool:
-    """Whether pixels have a stride, or are many for the channels.
+    """Returns whether pixels have a stride, or are many for the channels.
 
     By the answers of an H200 that ship XLA took 1.2 to 1.7 times as long for those with
     a stride, and 1.1 to 1.55 times for those of few channels: its products have few

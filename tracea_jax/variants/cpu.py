@@ -75,7 +75,7 @@ def tasks_of_thread(flops: int, device: CpuDevice) -> int:
 def blocking_features(
     device: CpuDevice, *, depth: int, width: int, kc: Any, nc: Any, panel_bytes: Any
 ) -> Columns:
-    """How a blocking fits a product and the caches, for a surrogate model.
+    """Fit of a blocking to a product and the caches, for a surrogate model.
 
     Args:
       device: has the caches.

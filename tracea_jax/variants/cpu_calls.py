@@ -41,7 +41,7 @@ def pays(
     activation: str = "none",
     madd_ns: float | None = None,
 ) -> bool:
-    """Whether a sum of products saves what its call costs.
+    """Returns whether a sum of products saves what its call costs.
 
     Args:
       widens: whether XLA widens operands that our kernel multiplies as they are. It is

@@ -34,7 +34,7 @@ _DOUBT = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ElementwiseCpuConfig:
-    """How the elements are cut, and where the results go.
+    """Partition of the elements, and the destination of the results.
 
     Attributes:
       tasks: of each thread.

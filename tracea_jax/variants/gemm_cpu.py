@@ -230,7 +230,7 @@ def _of_few_tiles(problem: GemmProblem, device: CpuDevice, unit: int) -> Blockin
 
 
 def _suits_pairs(problem: GemmProblem) -> bool:
-    """Whether both operands are large enough to be worth packing."""
+    """Returns whether both operands are large enough to be worth packing."""
     has_rows = problem.m >= _PAIR_ROWS[problem.layout[1]]
     return has_rows and problem.n >= _PAIR_COLUMNS
 
@@ -242,13 +242,13 @@ def _of_pairs(rows: int) -> Blocking:
 
 
 def is_skinny(problem: GemmProblem, device: CpuDevice) -> bool:
-    """Whether A or B is streamed, so that there are no blocks to choose."""
+    """Returns whether A or B is streamed, so that there are no blocks to choose."""
     has_few = min(problem.m, problem.n) <= _SKINNY
     return blocking(problem, device).itemsize == 4 and has_few
 
 
 def _is_narrow(problem: GemmProblem, device: CpuDevice) -> bool:
-    """Whether XLA reads A from memory faster than our kernel.
+    """Returns whether XLA reads A from memory faster than our kernel.
 
     With few columns of B, the product does little else. The cases in which XLA is
     faster were measured on the ISA of pairs, for 1 and 8 columns on AMX, and on AVX2.
@@ -266,7 +266,7 @@ def _is_narrow(problem: GemmProblem, device: CpuDevice) -> bool:
 
 
 def _streams_bfloat16(problem: GemmProblem, device: CpuDevice) -> bool:
-    """Whether XLA's widening of a large operand costs more than our kernel, on AVX2.
+    """True if XLA's widening of a large operand costs more than our kernel, on AVX2.
 
     Measured of one product of few rows or columns, with programs of several in a row.
     For one row and B by columns, XLA has a faster loop in some versions.
@@ -284,7 +284,7 @@ def _streams_bfloat16(problem: GemmProblem, device: CpuDevice) -> bool:
 
 
 def _pays(problem: GemmProblem, device: CpuDevice) -> bool:
-    """Whether our kernel saves more than its call costs; see ``cpu_calls``."""
+    """Returns whether our kernel saves more than its call costs; see ``cpu_calls``."""
     p = problem
     return cpu_calls.pays(
         widens=p.lhs == "bfloat16" and device.isa == _PAIRS,
@@ -297,7 +297,7 @@ def _pays(problem: GemmProblem, device: CpuDevice) -> bool:
 
 
 def _is_square_on_avx2(problem: GemmProblem, device: CpuDevice) -> bool:
-    """Whether XLA's own loops are good at the product: little is saved of it."""
+    """Tests whether XLA's own loops are good at the product: little is saved of it."""
     has_rows = problem.layout[0] == "n" and problem.m > _FEW_AVX2_ROWS
     return device.isa == "avx2" and has_rows
 

@@ -32,7 +32,7 @@ _LEAST_PASS = 0.05  # the pass must take at least this part of the product's tim
 
 
 def is_fused(epilogue: Epilogue, out: str) -> bool:
-    """Whether XLA computes the epilogue in the product's own kernel.
+    """Returns whether XLA computes the epilogue in the product's own kernel.
 
     XLA does so for a bias, relu (but not its derivative) and an added residual. A bias
     that is wider than the result, such as a folded batch norm's, makes the product as
@@ -44,7 +44,7 @@ def is_fused(epilogue: Epilogue, out: str) -> bool:
 
 
 def loses_to(ours_us: float, problem: GemmProblem) -> bool:
-    """Whether XLA is expected to be slower than a kernel of this modelled time."""
+    """True if XLA is expected to be slower than a kernel of this modelled time."""
     if is_fused(problem.epilogue, problem.out):
         return False
     product_us, pass_us = _product_us(problem), _pass_us(problem)

@@ -125,7 +125,7 @@ def ranked(
 
 
 def is_dense_3x3(problem: Conv2dProblem) -> bool:
-    """Whether this is a 3 x 3 convolution such as those that were measured.
+    """Returns whether this is a 3 x 3 convolution such as those that were measured.
 
     They had as many channels out as in, 64 to 640, batches of 1, 8 and 64 images of
     ResNets and of 8 of U-Nets, and strides of 1 and 2. Those of float32 had batches of
@@ -154,13 +154,13 @@ def pixels(problem: Conv2dProblem) -> int:
 
 
 def _is_thin(problem: Conv2dProblem) -> bool:
-    """Whether pixels are so few for the channels that cuDNN was as fast in float32."""
+    """True if pixels are so few for the channels that cuDNN was as fast in float32."""
     channels = max(problem.in_channels, problem.out_channels)
     return channels > 1024 or 4 * pixels(problem) < 3 * channels
 
 
 def is_grouped_3x3(problem: Conv2dProblem) -> bool:
-    """Whether this is a 3 x 3 convolution of groups such as those that were measured.
+    """True if this is a 3 x 3 convolution of groups such as those that were measured.
 
     They had strides of 1, and as many channels out as in.
     """
@@ -175,7 +175,7 @@ def is_grouped_3x3(problem: Conv2dProblem) -> bool:
 def is_measured(
     problem: Conv2dProblem, device: Device, itemsizes: Sequence[int] = (2,)
 ) -> bool:
-    """Whether device and dtypes are those that convolutions were measured with.
+    """Returns whether device and dtypes are those that convolutions were measured with.
 
     Args:
       problem, device: what to compute, and where.

@@ -77,7 +77,7 @@ class MaxPoolCuda:
         return MaxPoolConfig(threads=128)
 
     def expects_to_win(self, problem: MaxPoolProblem, device: Device) -> bool:
-        """Whether the kernel was measured to beat XLA on such problems.
+        """Returns whether the kernel was measured to beat XLA on such problems.
 
         On an H200 XLA was slower for gradients, which it scatters, but for float32 and
         windows that overlap by more than half; and for maxima of overlapping windows of

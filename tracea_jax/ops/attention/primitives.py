@@ -33,11 +33,12 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax import dispatch
+from tracea_jax.faults import NotDifferentiable, NotLinear
 from tracea_jax.ops.attention import by_mask, cudnn, part
 from tracea_jax.ops.attention import reference as references
 from tracea_jax.ops.attention.reference import Spec, problem_of, reference
 from tracea_jax.ops.attention.sharding import rule
-from tracea_jax.ops.common import by_reference, lowering, remat
+from tracea_jax.ops.common import by_reference, jax_rules, lowering, remat
 from tracea_jax.ops.common.typed import (
     Arrays,
     Aval,
@@ -51,8 +52,8 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
-    batching,
     jit,
+    lax,
     linear_transpose,
     mlir,
 )
@@ -138,7 +139,7 @@ def _left_to_xla(
     bias_gradient: bool,
     **_: Any,
 ) -> bool:
-    """Whether XLA would run the attention of a training or its backward pass.
+    """Returns whether XLA would run the attention of a training or its backward pass.
 
     If only one of them, a mixture would compute the scores once more than XLA alone.
     """
@@ -171,6 +172,12 @@ def _jvp(
     # As in jax.nn, the log-sum-exp has no derivative.
     zeros = [Zero(jax.typeof(x).to_tangent_aval()) for x in outs[1:]]
     return outs, [do, *zeros]
+
+
+def _differentiable(*operands: Any, **params: Any) -> list[Any]:
+    """The reference, whose log-sum-exp has no derivative."""
+    o, *residual = reference(*operands, **params)
+    return [o, *map(lax.stop_gradient, residual)]
 
 
 def _tangent(
@@ -253,7 +260,7 @@ def _transpose(
     if [ad.is_undefined_primal(x) for x in operands].index(True) != 2 or any(
         ad.is_undefined_primal(x) for x in operands[3:]
     ):
-        raise ValueError(
+        raise NotLinear(
             "attention is linear in value only, so it has no transpose in others; use "
             "jax.vjp"
         )
@@ -275,19 +282,7 @@ FIRST_ORDER = (
 
 
 def _no_jvp(primals: Arrays, tangents: Tangents, **_: Any) -> Differentiated:
-    raise ValueError(FIRST_ORDER)
-
-
-ad.primitive_jvps[attention_p] = _jvp
-ad.primitive_jvps[attention_part_backward_p] = _no_jvp
-ad.primitive_transposes[attention_p] = _transpose
-ad.primitive_transposes[attention_tangent_p] = _tangent_transpose
-ad.primitive_jvps[attention_tangent_p] = functools.partial(
-    _jvp_of_reference, attention_tangent_p, references.tangent_reference
-)
-ad.primitive_jvps[attention_backward_p] = functools.partial(
-    _jvp_of_reference, attention_backward_p, references.backward_reference
-)
+    raise NotDifferentiable(FIRST_ORDER)
 
 
 # --- vmap -----------------------------------------------------------------------------
@@ -352,14 +347,14 @@ def _batch(
 
 
 def _sums_sinks(primitive: Primitive, params: Params) -> bool:
-    """Whether a gradient of sinks is asked for, which is a sum over the batch."""
+    """Tests whether a gradient of sinks is asked for, which is a sum over the batch."""
     return primitive is attention_backward_p and params["sinks_gradient"]
 
 
 def _batch_of_reference(
     primitive: Primitive, operands: Arrays, dims: Dims, **params: Any
 ) -> Batched:
-    """What heads have has no batch that the mapped axis could go into."""
+    """Maps the reference: operands of heads have no batch dimension to fold into."""
     f = functools.partial(_REFERENCES[primitive], **params)
     outs = jax.vmap(f, in_axes=tuple(dims))(*operands)
     return outs, [0] * len(outs)
@@ -371,8 +366,40 @@ _REFERENCES = {
     attention_backward_p: references.backward_reference,
     attention_part_backward_p: part.backward_reference,
 }
-for _p in _REFERENCES:
-    batching.primitive_batchers[_p] = functools.partial(_batch, _p)
+jax_rules.register(
+    "attention",
+    attention_p,
+    _differentiable,
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=functools.partial(_batch, attention_p),
+)
+jax_rules.register(
+    "attention",
+    attention_tangent_p,
+    references.tangent_reference,
+    jvp=functools.partial(
+        _jvp_of_reference, attention_tangent_p, references.tangent_reference
+    ),
+    transpose=_tangent_transpose,
+    batch=functools.partial(_batch, attention_tangent_p),
+)
+jax_rules.register(
+    "attention",
+    attention_backward_p,
+    references.backward_reference,
+    jvp=functools.partial(
+        _jvp_of_reference, attention_backward_p, references.backward_reference
+    ),
+    batch=functools.partial(_batch, attention_backward_p),
+)
+jax_rules.register(
+    "attention",
+    attention_part_backward_p,
+    part.backward_reference,
+    jvp=_no_jvp,
+    batch=functools.partial(_batch, attention_part_backward_p),
+)
 
 
 # --- rematerialisation ----------------------------------------------------------------

@@ -111,7 +111,7 @@ def reference(*operands: Any, spec: Spec, lse: Any = None, **_: Any) -> list[Any
 
 
 def is_written_out(spec: Spec, x: dict[str, Any]) -> bool:
-    """Whether JAX's own function cannot compute it, whatever the mask."""
+    """Returns whether JAX's own function cannot compute it, whatever the mask."""
     other_values = x["v"].shape[3] != x["k"].shape[3]
     return spec.soft_cap is not None or x["sinks"] is not None or other_values
 

@@ -1,4 +1,4 @@
-"""How attention is run and judged by the tuner."""
+"""Workload of attention for the tuner: operands, execution and error bounds."""
 
 from __future__ import annotations
 

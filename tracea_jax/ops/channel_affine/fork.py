@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracea_jax.ops.common import by_reference, lowering
+from tracea_jax.ops.common import by_reference, jax_rules, lowering
 from tracea_jax.ops.common.typed import (
     Arrays,
     Batched,
@@ -19,8 +19,6 @@ from tracea_jax.ops.common.typed import (
     Operand,
     Tangents,
     Zero,
-    ad,
-    batching,
     mlir,
 )
 
@@ -51,6 +49,6 @@ def _batch(operands: Arrays, dims: Dims) -> Batched:
     return fork_p.bind(*operands), [dim, dim]
 
 
-ad.primitive_jvps[fork_p] = _jvp
-ad.primitive_transposes[fork_p] = _transpose
-batching.primitive_batchers[fork_p] = _batch
+jax_rules.register(
+    "channel_affine", fork_p, reference, jvp=_jvp, transpose=_transpose, batch=_batch
+)

@@ -128,7 +128,7 @@ class _Given:
         return dz, (term.sum(axes, keepdims=True), (term * v).sum(axes, keepdims=True))
 
     def _may_be_planned(self, kept: Sequence[int]) -> bool:
-        """Whether the sums are those of ``ops.channel_sums``."""
+        """Returns whether the sums are those of ``ops.channel_sums``."""
         x, dy = self.x, self.dys[0]
         return (
             x.ndim > 1

@@ -21,7 +21,8 @@ from tracea_jax.catalogue import Composite
 from tracea_jax.ops.channel_affine.gradients import gradients
 from tracea_jax.ops.channel_affine.steps import Result, reference
 from tracea_jax.ops.channel_sums.primitive import channel_sums_p
-from tracea_jax.ops.common import by_reference, lowering
+from tracea_jax.ops.common import by_reference, jax_rules, lowering
+from tracea_jax.ops.common.jax_rules import jvp_of_some
 from tracea_jax.ops.common.shapes import move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -34,14 +35,12 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
-    batching,
     full,
     jvp,
     lax,
     mlir,
     vmap,
 )
-from tracea_jax.ops.matmul.primitive import jvp_of_some
 
 
 def bind(x: Any, source: Any, *others: Any, result: Result) -> Any:
@@ -161,11 +160,6 @@ def _tangent_transpose(
     return [*known, *(grads.get(i) for i in of)]
 
 
-ad.primitive_jvps[channel_affine_p] = _jvp
-ad.primitive_jvps[tangent_p] = _tangent_jvp
-ad.primitive_transposes[tangent_p] = _tangent_transpose
-
-
 # --- vmap -----------------------------------------------------------------------------
 
 
@@ -185,5 +179,14 @@ def _batch_tangent(operands: Arrays, dims: Dims, **params: Any) -> Batched:
     return outs, [0] * len(outs)
 
 
-batching.primitive_batchers[channel_affine_p] = _batch
-batching.primitive_batchers[tangent_p] = _batch_tangent
+jax_rules.register(
+    "channel_affine", channel_affine_p, reference, jvp=_jvp, batch=_batch
+)
+jax_rules.register(
+    "channel_affine",
+    tangent_p,
+    _tangent,
+    jvp=_tangent_jvp,
+    transpose=_tangent_transpose,
+    batch=_batch_tangent,
+)

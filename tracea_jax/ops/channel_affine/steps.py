@@ -37,7 +37,7 @@ class Result:
 
     @property
     def operands(self) -> int:
-        """How many the primitive has: x, its source, the steps', a residual."""
+        """Number of the primitive's operands: x, its source, the steps', a residual."""
         return 2 + len(self.steps) + self.residual
 
 

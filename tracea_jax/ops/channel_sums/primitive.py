@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax.ops.channel_sums.sharding import rule
-from tracea_jax.ops.common import lowering
+from tracea_jax.ops.common import jax_rules, lowering
 from tracea_jax.ops.common.promotion import of_rank
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -33,7 +33,6 @@ from tracea_jax.ops.common.typed import (
     Dims,
     Tangents,
     ad,
-    batching,
     finfo,
     jvp,
     vmap,
@@ -114,5 +113,4 @@ def _batch(operands: Arrays, dims: Dims, **params: Any) -> Batched:
     return outs, [0] * len(outs)
 
 
-ad.primitive_jvps[channel_sums_p] = _jvp
-batching.primitive_batchers[channel_sums_p] = _batch
+jax_rules.register("channel_sums", channel_sums_p, reference, jvp=_jvp, batch=_batch)

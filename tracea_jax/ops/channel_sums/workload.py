@@ -1,4 +1,4 @@
-"""How two sums of each channel are run and judged by the tuner."""
+"""Workload of two sums of each channel for the tuner."""
 
 from __future__ import annotations
 

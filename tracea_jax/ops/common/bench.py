@@ -54,7 +54,7 @@ Judge = Callable[[list[jax.Array]], float]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """How one op's problems are run and judged.
+    """Execution and verification of one op's problems.
 
     Attributes:
       check: (problem); raises ValueError if the problem cannot be run at all.
@@ -140,7 +140,7 @@ class OpBench:
 
     @property
     def _sets(self) -> int:
-        """How many input sets there are.
+        """Number of input sets.
 
         On a GPU there are so many that they exceed the L2 cache and that their work
         takes longer than dispatching the call. On a CPU there is one: calls are cheap,
@@ -184,7 +184,7 @@ class OpBench:
         )
 
     def _may_vary(self, problem: Problem, choice: Choice) -> bool:
-        """Whether the choice's variant says that two runs may differ in bits."""
+        """Tests whether the choice's variant says that two runs may differ in bits."""
         variant = variants.get(problem.op, choice.variant)
         found = variants.may_vary(variant, problem, choice.config, self.device)
         return found is not None

@@ -15,10 +15,11 @@ the two runs is decided where it is known:
 
 Where a rule of ours fails, the user's equations are differentiated or mapped instead,
 and ``faults`` warns; calls of ours in a derivative that was taken already have no other
-side. So a site that XLA serves compiles to what the user wrote, bit by bit, and a
-rewrite that only pays with a kernel (weights that a batch normalisation is folded into,
-relaid operands) happens only with that kernel. ``rewrite.replace`` binds the primitive;
-which equations make a site is not decided here.
+side, but their references (``jax_rules``). So a site that XLA serves compiles to what
+the user wrote, bit by bit, and a rewrite that only pays with a kernel (weights that a
+batch normalisation is folded into, relaid operands) happens only with that kernel.
+``rewrite.replace`` binds the primitive; which equations make a site is not decided
+here.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from tracea_jax import _compat, dispatch
+from tracea_jax import _compat, dispatch, faults
 from tracea_jax.device import PLATFORMS
-from tracea_jax.ops.common import by_reference, faults, lowering
+from tracea_jax.ops.common import by_reference, jax_rules, lowering
+from tracea_jax.ops.common.jax_rules import chosen, jvp_of_some, merged
 from tracea_jax.ops.common.programs import Call, calls_in, equations_in, is_composite
 from tracea_jax.ops.common.typed import (
     Cotangents,
@@ -45,7 +47,6 @@ from tracea_jax.ops.common.typed import (
     ad,
     batching,
     jaxpr_as_fun,
-    jvp,
     linear_transpose,
     make_jaxpr,
     make_user_context,
@@ -122,7 +123,8 @@ def _by_better_side(
     if _is_left_to_xla(ours, written):
         return transformed(written)
     try:
-        return transformed(jaxpr_as_fun(ours))
+        with jax_rules.raising():
+            return transformed(jaxpr_as_fun(ours))
     except Exception as e:
         found = transformed(written)  # raises what plain JAX does
         _report(ours, e, "differentiate")
@@ -130,10 +132,11 @@ def _by_better_side(
 
 
 def _is_left_to_xla(ours: Any, written: Written) -> bool:
-    """Whether XLA would serve every call, and every one of the gradients'."""
+    """Returns whether XLA would serve every call, and every one of the gradients'."""
     keyed = _Keyed(key=(written.key, planning_state()), ours=ours)
     try:
-        calls = _with_gradients(keyed)
+        with jax_rules.raising():
+            calls = _with_gradients(keyed)
     except Exception as e:
         _report(ours, e, "differentiate")
         return True
@@ -169,27 +172,15 @@ def _with_gradients(keyed: _Keyed) -> tuple[Call, ...]:
         floating = [_is_floating(x) for x in operands]
 
         def of_floating(*some: Any) -> Any:
-            return f(*_merged(operands, some, floating))
+            return f(*merged(operands, some, floating))
 
-        results, pull = vjp(of_floating, *_chosen(operands, floating))
+        results, pull = vjp(of_floating, *chosen(operands, floating))
         return pull(results)
 
     f = jaxpr_as_fun(ours)
     with _compat.linearize_hook(None):  # the calls are ours already
         gradients = make_jaxpr(pulled)(*ours.in_avals)
     return (*calls_in(ours), *calls_in(gradients))
-
-
-def _chosen(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:
-    return [x for x, is_so in zip(values, which, strict=True) if is_so]
-
-
-def _merged(
-    values: Sequence[Any], some: Sequence[Any], which: Sequence[bool]
-) -> list[Any]:
-    """The values, those that ``_chosen`` takes replaced."""
-    new = iter(some)
-    return [next(new) if is_so else x for x, is_so in zip(values, which, strict=True)]
 
 
 def _is_floating(x: Any) -> bool:
@@ -199,14 +190,8 @@ def _is_floating(x: Any) -> bool:
 def _jvp(
     primals: Sequence[Any], tangents: Tangents, *, ours: Any, written: Written
 ) -> Any:
-    perturbed = [not isinstance(t, ad.Zero) for t in tangents]
-    at, along = _chosen(primals, perturbed), _chosen(tangents, perturbed)
-
     def differentiated(f: Callable[..., Any]) -> Any:
-        def of_perturbed(*some: Any) -> Any:
-            return f(*_merged(primals, some, perturbed))
-
-        return jvp(of_perturbed, at, along)
+        return jvp_of_some(f, primals, tangents)
 
     return _by_better_side(differentiated, ours, written)
 
@@ -219,17 +204,17 @@ def _transpose(
     if all(isinstance(ct, ad.Zero) for ct in cts):
         pairs = zip(operands, linear, strict=True)
         return [ad.Zero(x.aval) if is_so else None for x, is_so in pairs]
-    avals = [x.aval for x in _chosen(operands, linear)]
+    avals = [x.aval for x in chosen(operands, linear)]
     given = [ad.instantiate_zeros(ct) for ct in cts]
 
     def transposed(f: Callable[..., Any]) -> Any:
         def of_linear(*some: Any) -> Any:
-            return f(*_merged(operands, some, linear))
+            return f(*merged(operands, some, linear))
 
         return linear_transpose(of_linear, *avals)(given)
 
     grads = _by_better_side(transposed, ours, written)
-    return _merged([None] * len(operands), grads, linear)
+    return merged([None] * len(operands), grads, linear)
 
 
 ad.primitive_jvps[choice_p] = _jvp
@@ -245,7 +230,8 @@ def _batch(
     """Both sides, the results mapped where the user's equations have them."""
     theirs, places = _compat.batched(written.closed, axis, dims)
     try:
-        own, found = _compat.batched(ours, axis, dims)
+        with jax_rules.raising():
+            own, found = _compat.batched(ours, axis, dims)
     except Exception as e:
         _report(ours, e, "map")
         own, found = theirs, places  # without a call of ours
@@ -292,12 +278,12 @@ def without_choices() -> Generator[None, None, None]:
 
 
 def are_made() -> bool:
-    """Whether sites become choices here."""
+    """Returns whether sites become choices here."""
     return not _bare.value
 
 
 def is_as_written(jaxpr: Any) -> bool:
-    """Whether XLA would serve all calls in a program: it compiles to what is written.
+    """True if XLA would serve all calls in a program: it compiles to what is written.
 
     Never of a program with an op that is made of others; what implementation is asked
     for and cannot run is no call that XLA serves.
@@ -311,7 +297,7 @@ def is_as_written(jaxpr: Any) -> bool:
 
 
 def all_left_to_xla(jaxpr: Any) -> bool:
-    """Whether XLA would serve each choice in a jaxpr, and its gradients.
+    """Returns whether XLA would serve each choice in a jaxpr, and its gradients.
 
     The derivative of the program is then that of what the user wrote, as a whole. Never
     of one with an op that is made of others, which does not wait for a kernel.
@@ -324,7 +310,7 @@ def all_left_to_xla(jaxpr: Any) -> bool:
 
 
 def _is_left_inside(choice: Any) -> bool:
-    """Whether XLA would serve a choice; asked from outside of its ``shard_map``."""
+    """True if XLA would serve a choice; asked from outside of its ``shard_map``."""
     avals = [x.aval for x in choice.invars]
     with choice.ctx.manager, _compat.tracing_like(avals):
         return _is_left_to_xla(choice.params["ours"], choice.params["written"])

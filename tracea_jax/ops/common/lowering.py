@@ -1,4 +1,4 @@
-"""How an op's primitive reaches its kernels: the glue that all ops share.
+"""Lowering of primitives to their kernels, which all ops share.
 
 What serves an equation is ``serving``'s answer, and ``emission`` writes it down; here
 they are made a lowering rule of JAX. Every op registers its primitives at import.
@@ -15,7 +15,7 @@ from typing import Any, cast
 import jax
 from jax.extend import core, source_info_util
 
-from tracea_jax import _compat, catalogue, emission, serving, variants
+from tracea_jax import _compat, catalogue, emission, faults, serving, variants
 from tracea_jax.catalogue import Planned
 from tracea_jax.device import PLATFORMS
 from tracea_jax.mistakes import shown
@@ -102,8 +102,22 @@ def register(
         ctx: Any, *operands: Any, platform: str | None = None, **params: Any
     ) -> Any:
         answer = served(ctx, planned, ctx.avals_in, params, platform)
+        if answer.is_xla:
+            return inline["xla"](ctx, *operands, **params)
+        try:
+            return emitted(ctx, operands, answer, params)
+        except Exception as e:
+            asked = params["implementation"], params["config"]
+            if serving.is_demanded(op, *asked) or faults.is_for_user(op, e):
+                raise
+            faults.reported(op, e, "emit")
+            return inline["xla"](ctx, *operands, **params)
+
+    def emitted(
+        ctx: Any, operands: Sequence[Any], answer: Served, params: Params
+    ) -> Any:
         call = answer.call
-        if not answer.is_xla and may_be_split(ctx, planned, params):
+        if may_be_split(ctx, planned, params):
             assert sharding is not None
             split = sharding(ctx.avals_in, **params)
             device = device_for(ctx.module_context.platforms[0])
@@ -169,12 +183,12 @@ def served(
 
 
 def may_be_split(ctx: Any, planned: Planned, params: Params) -> bool:
-    """Whether an equation that is being lowered can be split by its op's rule."""
+    """Tests whether an equation that is being lowered can be split by its op's rule."""
     return partition.is_possible(ctx) and has_rule(planned, params)
 
 
 def has_rule(planned: Planned, params: Params) -> bool:
-    """Whether an equation can be split by its op's rule where XLA partitions arrays."""
+    """True if an equation can be split by its op's rule where XLA partitions arrays."""
     return (
         planned.sharding is not None
         and partition.is_supported()
@@ -196,20 +210,26 @@ def request(
       avals, params: the equation's abstract operands and parameters.
       is_partitioned: as in ``serving.Request``.
     """
-    static = all(isinstance(d, int) for aval in avals for d in aval.shape)
+    problem = failure = None
+    if all(isinstance(d, int) for aval in avals for d in aval.shape):
+        try:
+            problem = planned.problem_of(avals, **params)
+        except Exception as e:
+            failure = faults.reported(planned.op, e, "plan")
     return Request(
         op=planned.op,
-        problem=planned.problem_of(avals, **params) if static else None,
+        problem=problem,
         is_partitioned=is_partitioned,
         implementation=params["implementation"],
         config=params["config"],
+        failure=failure,
     )
 
 
 def left_to_xla(
     primitive: core.Primitive, operands: Sequence[Any], **params: Any
 ) -> bool:
-    """Whether XLA would serve the primitive on the device that is planned for.
+    """Returns whether XLA would serve the primitive on the device that is planned for.
 
     A derivative rule asks it where the reference's own derivative is then the better
     one. Which backend compiles is not known for certain while tracing: the answer may
@@ -237,7 +257,7 @@ def would_be_xla(
 
 
 def has_kernel(primitive: core.Primitive, avals: Sequence[Aval], **params: Any) -> bool:
-    """Whether a kernel could serve the primitive on the device that is planned for.
+    """True if a kernel could serve the primitive on the device that is planned for.
 
     Ops that no program calls ask it: where none can run, programs keep their own
     equations, whatever was demanded.
@@ -253,7 +273,7 @@ def has_kernel(primitive: core.Primitive, avals: Sequence[Aval], **params: Any) 
 
 
 def are_sharded(operands: Sequence[Any]) -> bool:
-    """Whether the types of operands say how they are sharded over a mesh.
+    """Returns whether the types of operands say how they are sharded over a mesh.
 
     XLA's partitioner serves them, and lax knows the sharding of every derivative: an op
     is then best traced as its reference.

@@ -42,6 +42,6 @@ def calls_in(jaxpr: Any) -> Iterator[Call]:
 
 
 def is_composite(jaxpr: Any) -> bool:
-    """Whether an op is called that is made of others (see ``catalogue.Composite``)."""
+    """True if an op is called that is made of others (see ``catalogue.Composite``)."""
     composites = {c.primitive for c in catalogue.composites()}
     return any(eqn.primitive in composites for eqn in equations_in(jaxpr))

@@ -128,7 +128,7 @@ def _at_least_8_bits(dtype: jnp.dtype) -> jnp.dtype:
 
 
 def _holds(wide: jnp.dtype, narrow: jnp.dtype) -> bool:
-    """Whether each finite number of the one floating dtype is one of the other."""
+    """True if each finite number of the one floating dtype is one of the other."""
     w, n = finfo(wide), finfo(narrow)
     return (
         n.nmant <= w.nmant

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """How many dimensions of each kind the operands of a product have.
+    """Numbers of dimensions of each kind that the operands of a product have.
 
     The lhs is (batch, rows, contraction) or, where its letter in the layout is "t",
     (batch, contraction, rows); the rhs (batch, contraction, columns), or with the last
@@ -116,7 +116,7 @@ def as_ranks(ranks: Ranks) -> Params:
 
 
 def are_flat(params: Params) -> bool:
-    """Whether an equation is a canonical product, as kernels compute it."""
+    """Returns whether an equation is a canonical product, as kernels compute it."""
     return "ranks" not in params
 
 
@@ -144,12 +144,12 @@ class Mapped:
 
     @property
     def with_rows(self) -> Ranks:
-        """Where the mapped axis is one more dimension of rows."""
+        """Ranks with the mapped axis as one more dimension of rows."""
         return dataclasses.replace(self.ranks, rows=self.ranks.rows + 1)
 
     @property
     def with_batch(self) -> Ranks:
-        """Where it is one more batch dimension."""
+        """Ranks with the mapped axis as one more batch dimension."""
         return dataclasses.replace(self.ranks, batch=self.ranks.batch + 1)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.extend.core import Primitive
 
+from tracea_jax.faults import reported
 from tracea_jax.ops.common.typed import Aval, Params
 
 Policy = Callable[..., Any]
@@ -43,7 +44,10 @@ def remat_policy(policy: Policy) -> Policy:
 
     def aware(primitive: Any, *avals: Any, **params: Any) -> Any:
         if primitive in _VIEWS:
-            primitive, avals, params = _VIEWS[primitive](avals, params)
+            try:
+                primitive, avals, params = _VIEWS[primitive](avals, params)
+            except Exception as e:
+                reported(primitive.name.removeprefix("tracea_"), e, "save")
         return policy(primitive, *avals, **params)
 
     return aware

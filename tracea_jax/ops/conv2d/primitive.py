@@ -19,8 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tracea_jax.faults import NotLinear
 from tracea_jax.ops.common import epilogue as epilogues
-from tracea_jax.ops.common import lowering, remat
+from tracea_jax.ops.common import jax_rules, lowering, remat
 from tracea_jax.ops.common.precision import precision_name
 from tracea_jax.ops.common.promotion import added
 from tracea_jax.ops.common.shapes import move_mapped
@@ -37,7 +38,6 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
-    batching,
     unless_zero,
 )
 from tracea_jax.ops.conv2d import directions, product
@@ -179,7 +179,7 @@ def _abstract_eval(
 
 
 def _is_simple(avals: Sequence[Aval], padding: Any) -> bool:
-    """Whether shapes are static, types name no sharding, and the padding crops none."""
+    """True if shapes are static, types name no sharding, and the padding crops none."""
     if isinstance(padding, str) or min(map(min, padding)) < 0:
         return False
     static = all(isinstance(d, int) for aval in avals for d in aval.shape)
@@ -272,7 +272,7 @@ def _transpose(
     Derivatives of an activation are calls without one; with one it is not linear.
     """
     if epilogue.activation != "none":
-        raise ValueError(
+        raise NotLinear(
             f"conv2d with activation={epilogue.activation!r} is not linear, so it has "
             "no transpose; use jax.vjp"
         )
@@ -391,6 +391,6 @@ def _as_conv(avals: Sequence[Aval], params: Params) -> tuple[Any, ...]:
 
 
 remat.seen_as(conv2d_p, _as_conv)
-ad.primitive_jvps[conv2d_p] = _jvp
-ad.primitive_transposes[conv2d_p] = _transpose
-batching.primitive_batchers[conv2d_p] = _batch
+jax_rules.register(
+    "conv2d", conv2d_p, written, jvp=_jvp, transpose=_transpose, batch=_batch
+)

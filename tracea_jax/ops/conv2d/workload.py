@@ -1,4 +1,4 @@
-"""How convolutions are run and judged by the tuner."""
+"""Workload of convolutions for the tuner."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _seen(array: jax.Array, role: str, problem: Conv2dProblem) -> np.ndarray:
 
 
 def _pairs(problem: Conv2dProblem, axis: int, at: int) -> dict[str, list[int]]:
-    """Where to read x, w and y, in pairs, for the result's entry ``at`` of an axis.
+    """Indices of x, w and y, in pairs, for the result's entry ``at`` of an axis.
 
     Entries i of x, k of w, p of y meet where i = p * stride + k * dilation - padding.
     """

@@ -40,7 +40,7 @@ def read(source: Any) -> tuple[str, tuple[str, int] | None]:
 
 
 def place_of(text: str) -> tuple[str, int] | None:
-    """Where the caller's file has the text; None if it is not found there."""
+    """Place of the text in the caller's file; None if it is not found there."""
     frame: Any = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__package__") == __package__:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""How configs of a user's kernel are run, and judged against its reference."""
+"""Workload of a user's kernel, which is verified against its reference."""
 
 from __future__ import annotations
 

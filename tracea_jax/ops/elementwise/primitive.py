@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tracea_jax.ops.common import lowering
+from tracea_jax.ops.common import jax_rules, lowering
 from tracea_jax.ops.common.shapes import move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -26,7 +26,6 @@ from tracea_jax.ops.common.typed import (
     Dims,
     Tangents,
     ad,
-    batching,
     jvp,
 )
 from tracea_jax.ops.elementwise.sharding import rule
@@ -98,5 +97,4 @@ def _batch(operands: Arrays, dims: Dims, **params: Any) -> Batched:
     return [bind(*map(full, moved, mapped), **params)], [0]
 
 
-ad.primitive_jvps[elementwise_p] = _jvp
-batching.primitive_batchers[elementwise_p] = _batch
+jax_rules.register("elementwise", elementwise_p, reference, jvp=_jvp, batch=_batch)

@@ -1,4 +1,4 @@
-"""How elementwise functions are run and judged by the tuner."""
+"""Workload of elementwise functions for the tuner."""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
+from tracea_jax.faults import NotLinear
 from tracea_jax.ops.common import epilogue as epilogues
-from tracea_jax.ops.common import lowering, remat
+from tracea_jax.ops.common import jax_rules, lowering, remat
 from tracea_jax.ops.common.precision import canonical_precision
 from tracea_jax.ops.common.promotion import (
     preferred_dtype,
@@ -39,7 +40,6 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
-    batching,
     broadcast_shapes,
     jit,
 )
@@ -337,7 +337,7 @@ def _product_tangent(
 
 
 def _transpose(cts: Tangents, *operands: Operand, **params: Any) -> Cotangents:
-    raise ValueError(
+    raise NotLinear(
         "gated_matmul multiplies two products, so it is not linear and has no "
         "transpose; use jax.vjp"
     )
@@ -362,6 +362,11 @@ def _batch(operands: Arrays, dims: Dims, *, layout: str, **params: Any) -> Batch
 
 
 remat.seen_as(gated_matmul_p, as_dot)
-ad.primitive_jvps[gated_matmul_p] = _jvp
+jax_rules.register(
+    "gated_matmul",
+    gated_matmul_p,
+    written,
+    jvp=_jvp,
+    batch=_batch,
+)
 ad.primitive_transposes[gated_matmul_p] = _transpose
-batching.primitive_batchers[gated_matmul_p] = _batch

@@ -1,4 +1,4 @@
-"""How gated products are run and judged by the tuner."""
+"""Workload of gated products for the tuner."""
 
 from __future__ import annotations
 

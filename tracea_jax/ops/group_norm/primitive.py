@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax._compat import linearize_hook
-from tracea_jax.ops.common import by_reference, lowering
+from tracea_jax.ops.common import by_reference, jax_rules, lowering
 from tracea_jax.ops.common.epilogue import ACTIVATION_FUNCTIONS
 from tracea_jax.ops.common.promotion import promoted
 from tracea_jax.ops.common.shapes import move_mapped
@@ -48,7 +48,6 @@ from tracea_jax.ops.common.typed import (
     Zero,
     ad,
     asarray,
-    batching,
     jvp,
     lax,
     mlir,
@@ -56,7 +55,6 @@ from tracea_jax.ops.common.typed import (
     vmap,
 )
 from tracea_jax.ops.group_norm.sharding import rule
-from tracea_jax.ops.matmul.primitive import jvp_of_some
 from tracea_jax.problem import GroupNormProblem
 from tracea_jax.problem.group_norm import Direction
 
@@ -327,17 +325,6 @@ def _jvp(primals: Arrays, tangents: Tangents, **params: Any) -> Differentiated:
     return outs, [dy, *zeros]
 
 
-def _by_jnp(f: Callable[..., Any], primitive: Any) -> Callable[..., Differentiated]:
-    """A derivative rule: the primitive's own value, and that of a function in jnp."""
-
-    def rule(primals: Arrays, tangents: Tangents, **params: Any) -> Differentiated:
-        outs = primitive.bind(*primals, **params)
-        _, douts = jvp_of_some(functools.partial(f, **params), primals, tangents)
-        return outs, douts
-
-    return rule
-
-
 def _tangent_transpose(
     cts: Tangents, *operands: Operand, of: tuple[int, ...], **params: Any
 ) -> Cotangents:
@@ -354,12 +341,6 @@ def _tangent_transpose(
         *known,
         *(grads[i] if ad.is_undefined_primal(t) else None for i, t in pairs),
     ]
-
-
-ad.primitive_jvps[group_norm_p] = _jvp
-ad.primitive_jvps[tangent_p] = _by_jnp(_tangent, tangent_p)
-ad.primitive_jvps[gradients_p] = _by_jnp(reference_gradients, gradients_p)
-ad.primitive_transposes[tangent_p] = _tangent_transpose
 
 
 # --- vmap -----------------------------------------------------------------------------
@@ -392,6 +373,19 @@ def _batch_others(f: Callable[..., Any]) -> Callable[..., Batched]:
     return rule
 
 
-batching.primitive_batchers[group_norm_p] = _batch
-batching.primitive_batchers[tangent_p] = _batch_others(_tangent)
-batching.primitive_batchers[gradients_p] = _batch_others(reference_gradients)
+jax_rules.register("group_norm", group_norm_p, reference, jvp=_jvp, batch=_batch)
+jax_rules.register(
+    "group_norm",
+    tangent_p,
+    _tangent,
+    jvp=jax_rules.own_value(tangent_p, _tangent),
+    transpose=_tangent_transpose,
+    batch=_batch_others(_tangent),
+)
+jax_rules.register(
+    "group_norm",
+    gradients_p,
+    reference_gradients,
+    jvp=jax_rules.own_value(gradients_p, reference_gradients),
+    batch=_batch_others(reference_gradients),
+)

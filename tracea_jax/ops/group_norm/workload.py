@@ -1,4 +1,4 @@
-"""How group norms are run and judged by the tuner."""
+"""Workload of group norms for the tuner."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def why_at_once(rows: int, vocabulary: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """How logits are made of x (rows..., features) and w, and in which chunks.
+    """Computation of logits from x (rows..., features) and w, and its chunks.
 
     Attributes:
       layout: "nt" for w (vocabulary, features), "nn" for (features, vocabulary).

@@ -22,9 +22,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tracea_jax import _compat
+from tracea_jax import _compat, faults
 from tracea_jax.catalogue import Composite
-from tracea_jax.ops.common import by_reference, lowering, remat
+from tracea_jax.ops.common import by_reference, jax_rules, lowering, remat
+from tracea_jax.ops.common.jax_rules import jvp_of_some
 from tracea_jax.ops.common.ranks import Ranks, as_ranks
 from tracea_jax.ops.common.shapes import move_mapped
 from tracea_jax.ops.common.typed import (
@@ -40,7 +41,7 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
-    batching,
+    jvp,
     lax,
     linear_transpose,
     make_jaxpr,
@@ -50,7 +51,8 @@ from tracea_jax.ops.common.typed import (
 from tracea_jax.ops.linear_cross_entropy import chunks
 from tracea_jax.ops.linear_cross_entropy.chunks import Head
 from tracea_jax.ops.matmul.primitive import as_dot as product_as_dot
-from tracea_jax.ops.matmul.primitive import jvp_of_some
+
+_NAME = "linear_cross_entropy"
 
 
 def bind(*operands: Any, head: Head) -> list[Any]:
@@ -58,10 +60,22 @@ def bind(*operands: Any, head: Head) -> list[Any]:
     if lowering.explicitly_sharded("matmul", operands, head.implementation):
         return reference(*operands, head=head)
     aligned = lowering.align_varying_axes(operands)
-    body = make_jaxpr(functools.partial(_chunked, head=head))(*aligned)
-    return linear_cross_entropy_p.bind(
-        *aligned, head=head, body=getattr(body, "jaxpr", body)
-    )
+    body = _body(functools.partial(_chunked, head=head), aligned)
+    if body is None:
+        return reference(*aligned, head=head)
+    return linear_cross_entropy_p.bind(*aligned, head=head, body=body)
+
+
+def _body(f: Callable[..., list[Any]], operands: Sequence[Any]) -> Any:
+    """The open jaxpr of a loop, for readers of programs; None after a failure."""
+    try:
+        made = make_jaxpr(f)(*operands)
+    except Exception as e:
+        if jax_rules.are_raising():
+            raise
+        faults.reported(_NAME, e, "trace")
+        return None
+    return getattr(made, "jaxpr", made)
 
 
 def reference(
@@ -80,12 +94,21 @@ def _chunked(*operands: Any, head: Head, **_: Any) -> list[Any]:
     return list(chunks.forward(*operands, head=head))
 
 
-# ``body``, the open jaxpr of the loop, is for readers of programs.
 linear_cross_entropy_p = lowering.primitive("tracea_linear_cross_entropy", reference)
 
 
-def _register_lowering(primitive: Primitive, f: Callable[..., list[Any]]) -> None:
-    """Lowers a primitive to the loop, or to one chunk where arrays are partitioned."""
+def _register_lowering(
+    primitive: Primitive,
+    f: Callable[..., list[Any]],
+    plain: Callable[..., list[Any]],
+) -> None:
+    """Lowers a primitive to the loop, or to one chunk where arrays are partitioned.
+
+    Args:
+      primitive: of the op.
+      f: the loop.
+      plain: the same results of all logits at once.
+    """
     lower = mlir.lower_fun(f, multiple_results=True)
 
     def rule(ctx: Any, *operands: Any, head: Head, **params: Any) -> Any:
@@ -93,10 +116,10 @@ def _register_lowering(primitive: Primitive, f: Callable[..., list[Any]]) -> Non
             head = head.at_once(ctx.avals_in[1])
         return lower(ctx, *operands, head=head, **params)
 
-    mlir.register_lowering(primitive, rule)
+    jax_rules.register_lowering(_NAME, primitive, rule, plain)
 
 
-_register_lowering(linear_cross_entropy_p, _chunked)
+_register_lowering(linear_cross_entropy_p, _chunked, reference)
 by_reference.register(linear_cross_entropy_p, reference)
 
 
@@ -110,7 +133,7 @@ def _reason(avals: Sequence[Aval], *, head: Head, **_: Any) -> str:
 
 
 LINEAR_CROSS_ENTROPY = Composite(
-    name="linear_cross_entropy",
+    name=_NAME,
     primitive=linear_cross_entropy_p,
     how="chunks",
     reason=_reason,
@@ -139,8 +162,21 @@ def _split(operands: Sequence[Any], has_bias: bool) -> tuple[Any, ...]:
     return x, w, labels, bias, rest[0], rest[1:]
 
 
+def _plain_tangent(
+    *operands: Any, has_bias: bool, of: tuple[str, ...], head: Head
+) -> list[Any]:
+    x, w, labels, bias, _, tangents = _split(operands, has_bias)
+    primals = {"x": x, "w": w, "bias": bias}
+
+    def f(*some: Any) -> list[Any]:
+        now = {**primals, **dict(zip(of, some, strict=True))}
+        return reference(now["x"], now["w"], labels, now["bias"], head=head)
+
+    return list(jvp(f, [primals[name] for name in of], list(tangents))[1])
+
+
 tangent_p = lowering.primitive("tracea_linear_cross_entropy_tangent", _tangent)
-_register_lowering(tangent_p, _tangent)
+_register_lowering(tangent_p, _tangent, _plain_tangent)
 by_reference.register(tangent_p, _tangent)
 
 
@@ -209,15 +245,30 @@ def _gradients(
     return [found[name] for name in wanted]
 
 
+def _plain_gradients(
+    *operands: Any, has_bias: bool, wanted: tuple[str, ...], head: Head, **_: Any
+) -> list[Any]:
+    *primals, ct_lse, ct_label = operands
+    names: tuple[str, ...] = ("x", "w", "labels", "bias")
+    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in primals]
+    given: Params = dict(zip(names, avals, strict=False))
+    f = functools.partial(
+        _plain_tangent, *primals, has_bias=has_bias, of=wanted, head=head
+    )
+    return list(linear_transpose(f, *(given[n] for n in wanted))([ct_lse, ct_label]))
+
+
 gradients_p = lowering.primitive("tracea_linear_cross_entropy_gradients", _gradients)
-_register_lowering(gradients_p, _gradients)
+_register_lowering(gradients_p, _gradients, _plain_gradients)
 by_reference.register(gradients_p, _gradients)
 
 
 def _bind_gradients(*operands: Any, **params: Any) -> list[Any]:
     aligned = lowering.align_varying_axes(operands)
-    body = make_jaxpr(functools.partial(_gradients, **params))(*aligned)
-    return gradients_p.bind(*aligned, body=getattr(body, "jaxpr", body), **params)
+    body = _body(functools.partial(_gradients, **params), aligned)
+    if body is None:
+        return _plain_gradients(*aligned, **params)
+    return gradients_p.bind(*aligned, body=body, **params)
 
 
 def _gradients_jvp(
@@ -244,15 +295,6 @@ def _gradients_transpose(
     given = [ad.instantiate_zeros(ct) for ct in cts]
     found = iter(linear_transpose(of_linear, *avals)(given))
     return [next(found) if is_so else None for is_so in linear]
-
-
-ad.primitive_jvps[gradients_p] = _gradients_jvp
-ad.primitive_transposes[gradients_p] = _gradients_transpose
-
-
-ad.primitive_jvps[linear_cross_entropy_p] = _jvp
-ad.primitive_jvps[tangent_p] = _tangent_jvp
-ad.primitive_transposes[tangent_p] = _tangent_transpose
 
 
 # --- vmap, rematerialisation ----------------------------------------------------------
@@ -297,9 +339,23 @@ def _one_by_one(
     return outs, [0] * len(outs)
 
 
-batching.primitive_batchers[linear_cross_entropy_p] = _batch
-batching.primitive_batchers[tangent_p] = _batch_tangent
-batching.primitive_batchers[gradients_p] = _batch_gradients
+jax_rules.register(_NAME, linear_cross_entropy_p, reference, jvp=_jvp, batch=_batch)
+jax_rules.register(
+    _NAME,
+    tangent_p,
+    _plain_tangent,
+    jvp=_tangent_jvp,
+    transpose=_tangent_transpose,
+    batch=_batch_tangent,
+)
+jax_rules.register(
+    _NAME,
+    gradients_p,
+    _plain_gradients,
+    jvp=_gradients_jvp,
+    transpose=_gradients_transpose,
+    batch=_batch_gradients,
+)
 
 
 def _as_dot(avals: Sequence[Aval], params: Params) -> tuple[Any, ...]:

@@ -22,8 +22,10 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax import dispatch
-from tracea_jax.ops.common import by_reference, lowering
+from tracea_jax.faults import NotLinear
+from tracea_jax.ops.common import by_reference, jax_rules, lowering
 from tracea_jax.ops.common import epilogue as epilogues
+from tracea_jax.ops.common.jax_rules import jvp_of_some
 from tracea_jax.ops.common.promotion import added
 from tracea_jax.ops.common.ranks import Ranks, as_ranks
 from tracea_jax.ops.common.typed import (
@@ -38,7 +40,6 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
-    batching,
     make_jaxpr,
     mlir,
     unless_zero,
@@ -47,7 +48,6 @@ from tracea_jax.ops.common.typed import (
 from tracea_jax.ops.matmul.primitive import (
     FLIP,
     bind,
-    jvp_of_some,
     matmul_p,
     unfused,
 )
@@ -92,7 +92,7 @@ class Layer:
 
     @property
     def operands(self) -> int:
-        """How many the layer has beside the lhs."""
+        """Number of the layer's operands without the lhs."""
         return 1 + (self.epilogue.bias != "none") + self.epilogue.residual
 
 
@@ -254,8 +254,7 @@ def _chain_batch(
 chain_p.def_abstract_eval(_chain_abstract_eval)
 mlir.register_lowering(chain_p, mlir.lower_fun(_products, multiple_results=False))
 by_reference.register(chain_p, _products)
-ad.primitive_jvps[chain_p] = _chain_jvp
-batching.primitive_batchers[chain_p] = _chain_batch
+jax_rules.register("matmul", chain_p, _products, jvp=_chain_jvp, batch=_chain_batch)
 
 
 # --- the tangent of a product whose lhs is activated ----------------------------------
@@ -328,7 +327,7 @@ def _tangent_transpose(
     _, dbias, z, rhs = _split(operands, has_bias)
     undefined = [ad.is_undefined_primal(x) for x in operands]
     if any(undefined[-2:]):
-        raise ValueError(
+        raise NotLinear(
             "the tangent of a matmul is not linear in its operands; use jax.vjp"
         )
     if isinstance(ct, Zero):
@@ -356,7 +355,7 @@ def _tangent_transpose(
 
 
 def _is_fused(*operands: jax.Array, **how: Any) -> bool:
-    """Whether a kernel serves the product with all of its epilogue."""
+    """Returns whether a kernel serves the product with all of its epilogue."""
     try:
         return not lowering.left_to_xla(matmul_p, operands, **how)
     except dispatch.Unsupported:  # a kernel that was demanded may yet serve the product
@@ -373,6 +372,11 @@ def _tangent_batch(
 tangent_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=False))
 by_reference.register(tangent_p, _tangent)
-ad.primitive_jvps[tangent_p] = _tangent_jvp
-ad.primitive_transposes[tangent_p] = _tangent_transpose
-batching.primitive_batchers[tangent_p] = _tangent_batch
+jax_rules.register(
+    "matmul",
+    tangent_p,
+    _tangent,
+    jvp=_tangent_jvp,
+    transpose=_tangent_transpose,
+    batch=_tangent_batch,
+)

@@ -14,14 +14,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from tracea_jax.faults import NotLinear
 from tracea_jax.ops.common import epilogue as epilogues
-from tracea_jax.ops.common import lowering, remat
+from tracea_jax.ops.common import jax_rules, lowering, remat
+from tracea_jax.ops.common.jax_rules import jvp_of_some
 from tracea_jax.ops.common.ranks import Ranks, as_ranks, of_mapped, spread
 from tracea_jax.ops.common.shapes import move_mapped
 from tracea_jax.ops.common.typed import (
@@ -36,8 +38,6 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
-    batching,
-    jvp,
     unless_zero,
 )
 from tracea_jax.ops.matmul.definition import (
@@ -52,7 +52,6 @@ from tracea_jax.ops.matmul.stored import alone
 from tracea_jax.problem import Epilogue
 
 FLIP = {"n": "t", "t": "n"}
-T = TypeVar("T")  # one thing for each operand: its array, tangent, type or axis
 
 
 def bind(*operands: jax.Array, **params: Any) -> list[jax.Array]:
@@ -142,24 +141,6 @@ def _jvp(
     return outs[:count], douts[:count]
 
 
-def jvp_of_some(
-    f: Callable[..., T], primals: Arrays, tangents: Tangents
-) -> tuple[T, T]:
-    """``jax.jvp`` with respect to the operands whose tangent is not zero."""
-    perturbed = [not isinstance(t, Zero) for t in tangents]
-
-    def of_perturbed(*some: jax.Array) -> T:
-        rest = iter(some)
-        pairs = zip(primals, perturbed, strict=True)
-        return f(*(next(rest) if p else x for x, p in pairs))
-
-    xs, dxs = (
-        tuple(x for x, p in zip(all_, perturbed, strict=True) if p)
-        for all_ in (primals, tangents)
-    )
-    return jvp(of_perturbed, xs, dxs)
-
-
 def _multiplies(epilogue: Epilogue) -> bool:
     return epilogue.residual and epilogue.residual_op == "multiply"
 
@@ -198,7 +179,7 @@ def _transpose(
             cts, *operands, epilogue=epilogue, layout=layout, **params
         )
     if epilogue.activation != "none":
-        raise ValueError(
+        raise NotLinear(
             f"matmul with activation={epilogue.activation!r} is not linear, so it has "
             "no transpose; use jax.vjp"
         )
@@ -238,7 +219,7 @@ def _transpose_derivative(
     """Cotangents of lhs and rhs: a product's, with (ct + that of sums) act'(z)."""
     *factors, z = operands
     if ad.is_undefined_primal(z):
-        raise ValueError(
+        raise NotLinear(
             "matmul times a derivative is not linear in the derivative's argument, so "
             "it has no transpose with respect to it; use jax.vjp"
         )
@@ -264,7 +245,7 @@ def _transpose_factor(
 ) -> Cotangents:
     """The cotangent of a residual that z is multiplied with: ct z."""
     if any(undefined[:-1]):
-        raise ValueError(
+        raise NotLinear(
             "matmul times a residual is not linear in both, so it has no transpose "
             "with respect to both; use jax.vjp"
         )
@@ -417,6 +398,6 @@ def as_dot(avals: Sequence[Aval], params: Params) -> tuple[Any, ...]:
 
 
 remat.seen_as(matmul_p, as_dot)
-ad.primitive_jvps[matmul_p] = _jvp
-ad.primitive_transposes[matmul_p] = _transpose
-batching.primitive_batchers[matmul_p] = _batch
+jax_rules.register(
+    "matmul", matmul_p, written, jvp=_jvp, transpose=_transpose, batch=_batch
+)

@@ -1,4 +1,4 @@
-"""How matrix products are run and judged by the tuner."""
+"""Workload of matrix products for the tuner."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax import _compat
-from tracea_jax.ops.common import by_reference, lowering
+from tracea_jax.ops.common import by_reference, jax_rules, lowering
 from tracea_jax.ops.common.shapes import flat, move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -30,14 +30,12 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
-    batching,
     jvp,
     lax,
     mlir,
     vjp,
     vmap,
 )
-from tracea_jax.ops.matmul.primitive import jvp_of_some
 from tracea_jax.ops.max_pool.sharding import rule
 from tracea_jax.problem import MaxPoolProblem
 from tracea_jax.problem.max_pool import Pair
@@ -131,23 +129,6 @@ def _tangent_transpose(
     return [None, *gradient_p.bind(*operands, **params)]
 
 
-def _by_reference(f: Any, p: Any) -> Any:
-    """The derivative rule of a primitive whose derivative is that of f."""
-
-    def rule(primals: Arrays, tangents: Tangents, **params: Any) -> Differentiated:
-        outs = p.bind(*primals, **params)
-        _, douts = jvp_of_some(functools.partial(f, **params), primals, tangents)
-        return outs, douts
-
-    return rule
-
-
-ad.primitive_jvps[max_pool_p] = _jvp
-ad.primitive_jvps[tangent_p] = _by_reference(_tangent, tangent_p)
-ad.primitive_jvps[gradient_p] = _by_reference(_gradient, gradient_p)
-ad.primitive_transposes[tangent_p] = _tangent_transpose
-
-
 # --- vmap -----------------------------------------------------------------------------
 
 
@@ -168,6 +149,25 @@ def _batch_tangent(operands: Arrays, dims: Dims, **params: Any) -> Batched:
     return list(f(*operands)), [0]
 
 
-for _p in (max_pool_p, gradient_p):
-    batching.primitive_batchers[_p] = functools.partial(_batch, _p)
-batching.primitive_batchers[tangent_p] = _batch_tangent
+jax_rules.register(
+    "max_pool",
+    max_pool_p,
+    reference,
+    jvp=_jvp,
+    batch=functools.partial(_batch, max_pool_p),
+)
+jax_rules.register(
+    "max_pool",
+    gradient_p,
+    _gradient,
+    jvp=jax_rules.own_value(gradient_p, _gradient),
+    batch=functools.partial(_batch, gradient_p),
+)
+jax_rules.register(
+    "max_pool",
+    tangent_p,
+    _tangent,
+    jvp=jax_rules.own_value(tangent_p, _tangent),
+    transpose=_tangent_transpose,
+    batch=_batch_tangent,
+)

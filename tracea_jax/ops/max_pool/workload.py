@@ -1,4 +1,4 @@
-"""How max pooling is run and judged by the tuner."""
+"""Workload of max pooling for the tuner."""
 
 from __future__ import annotations
 

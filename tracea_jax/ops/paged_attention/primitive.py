@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from tracea_jax.ops.attention import reference as attention
 from tracea_jax.ops.attention.reference import Spec
-from tracea_jax.ops.common import lowering
+from tracea_jax.ops.common import jax_rules, lowering
 from tracea_jax.ops.common.shapes import flat, move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -28,7 +28,6 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     ad,
     arange,
-    batching,
     jvp,
     zeros,
 )
@@ -135,5 +134,6 @@ def _batch(operands: Arrays, dims: Dims, **params: Any) -> Batched:
     return [o.reshape(*spread[0].shape[:2], *o.shape[1:])], [0]
 
 
-ad.primitive_jvps[paged_attention_p] = _jvp
-batching.primitive_batchers[paged_attention_p] = _batch
+jax_rules.register(
+    "paged_attention", paged_attention_p, reference, jvp=_jvp, batch=_batch
+)

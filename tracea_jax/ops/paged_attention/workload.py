@@ -1,4 +1,4 @@
-"""How paged attention is run and judged by the tuner."""
+"""Workload of paged attention for the tuner."""
 
 from __future__ import annotations
 

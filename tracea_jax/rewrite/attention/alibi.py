@@ -154,7 +154,7 @@ def _fits(x: Linear, dtype: Any) -> bool:
 
 
 def _is_of_others(dims: Dims, distance: Linear) -> bool:
-    """Whether slopes vary along nothing that the distance does."""
+    """Returns whether slopes vary along nothing that the distance does."""
     along = {f.axis for d, _ in distance.positions for f in d}
     along |= {f.axis for x, _ in distance.unknowns for d in x.dims for f in d}
     return not any(f.axis in along for d in dims for f in d)
@@ -204,7 +204,7 @@ def alibi(
 
 
 def _is_at_least(x: Linear, term: Term) -> bool:
-    """Whether x >= 0 wherever a term of the mask holds."""
+    """Returns whether x >= 0 wherever a term of the mask holds."""
     if not isinstance(term, Bound):
         return False
     rest = x - term.linear

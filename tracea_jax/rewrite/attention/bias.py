@@ -88,7 +88,7 @@ def _additive_mask(
 
 
 def _sayable(terms: tuple[Term, ...]) -> bool:
-    """Whether the op can be told all terms that have no boolean in the program."""
+    """True if the op can be told all terms that have no boolean in the program."""
     return all(
         x.linear.offset >= 0 and len(x.linear.positions) == 2
         for x in terms

@@ -139,7 +139,7 @@ class AttentionCall:
                 yield bias, found
 
     def _is_better(self, made: Match, read: Match) -> bool:
-        """Whether a bias is better made of slopes than read.
+        """Returns whether a bias is better made of slopes than read.
 
         It is if a kernel does so, unless a gradient would be XLA's for it alone.
         """
@@ -194,7 +194,7 @@ class AttentionCall:
 
 
 def _is_trained(match: Match, root: Equation) -> bool:
-    """Whether a kernel of ours would compute the gradients of a call."""
+    """Returns whether a kernel of ours would compute the gradients of a call."""
     planned = catalogue.planned()[attention_backward_p]
     calls = calls_of(match, root)
     how = {"lse": jnp.dtype("float32")}

@@ -48,7 +48,7 @@ class Derived:
         return frozenset(found)
 
     def is_maximum(self, atom: Atom, *, negated: bool = False) -> bool:
-        """Whether a value is the largest score, up to bounds and fills.
+        """Returns whether a value is the largest score, up to bounds and fills.
 
         Softmax of scores less that value is NaN only where softmax of the scores is. A
         mean, say, may be infinite because a few scores are, or because it overflows.

@@ -1,4 +1,4 @@
-"""Where the dimensions of values come from, through transposes, reshapes, broadcasts.
+"""Origins of the dimensions of values, through transposes, reshapes, broadcasts.
 
 A dimension is a list of factors, major first; a factor is a part of one axis of the
 products: ``size`` steps of ``stride``. So (2, 3) merged from the axes a and b is
@@ -155,7 +155,7 @@ class Labels:
 
     @property
     def fit(self) -> bool:
-        """Whether the cuts of each axis divide one another."""
+        """Returns whether the cuts of each axis divide one another."""
         return all(
             b % a == 0
             for cuts in self._cuts.values()
@@ -178,7 +178,7 @@ class Labels:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Arrange:
-    """How a value becomes canonical: split, permuted, repeated, merged.
+    """Steps that make a value canonical: split, permute, repeat, merge.
 
     Attributes:
       split: its shape cut into labels.

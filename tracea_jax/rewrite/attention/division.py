@@ -20,7 +20,7 @@ _DEPTH = 12  # equations between the sum and the division
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How something is divided by a sum.
+    """Division by a sum.
 
     Attributes:
       total: index of the sum.

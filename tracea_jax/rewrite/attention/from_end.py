@@ -31,7 +31,7 @@ class _Moving:
 
 
 def has_one_query(terms: Iterable[Term], keys: Factors) -> bool:
-    """Whether a window begins at the same key for all that looks like a query.
+    """Returns whether a window begins at the same key for all that looks like a query.
 
     Then there is one query: what else the products repeat is heads.
     """
@@ -106,7 +106,7 @@ def _moving(reader: Reader, term: Bound) -> _Moving | None:
 
 
 def _is_always_true(reader: Reader, term: Bound) -> bool:
-    """Whether a bound on known positions holds for all of them."""
+    """Returns whether a bound on known positions holds for all of them."""
     x = term.linear
     if x.unknowns:
         return False

@@ -16,7 +16,7 @@ _LARGEST = 1 << 26  # entries
 
 
 def is_table(dims: Dims) -> bool:
-    """Whether a value varies along two dimensions, as masks of positions do."""
+    """Returns whether a value varies along two dimensions, as masks of positions do."""
     return sum(d != () for d in dims) == 2
 
 

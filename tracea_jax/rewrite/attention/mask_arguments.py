@@ -53,7 +53,7 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """How terms are read.
+    """Reader of mask terms.
 
     Attributes:
       queries, keys: what positions of queries and keys are called.
@@ -86,7 +86,7 @@ class Reader:
         return seen
 
     def always_something(self, seen: Seen) -> bool:
-        """Whether every query is sure to see a key."""
+        """Returns whether every query is sure to see a key."""
         narrow = seen.left is not None and self.t - seen.left > self.s
         unknown = seen.q_lengths or seen.kv_lengths or seen.segments or seen.leaves
         return not (unknown or narrow)

@@ -247,7 +247,7 @@ class Choice:
         return None
 
     def terms(self, view: View, positive: bool = True) -> tuple[Term, ...] | None:
-        """Where it is ``true`` (if not positive, ``false``); None if no conjunction."""
+        """Terms of a conjunction that is ``true`` (or ``false``), or None."""
         if not positive and len(self.which) != 1:
             return None
         terms: list[Term] = []
@@ -315,7 +315,7 @@ def _evaluated(eqn: Equation, numbers: list[Any]) -> float | None:
 def _of_choice(
     view: View, atom: Atom, dims: Dims, positive: bool, test: Callable[[float], bool]
 ) -> tuple[Term, ...] | None:
-    """Where a test of a number that is one of two comes out as wanted."""
+    """Entries for which a test of a number that is one of two comes out as wanted."""
     found = choice(view, atom, aligned(atom, dims))
     if found is None:
         return None

@@ -61,7 +61,7 @@ class Linear:
         )
 
     def fits(self, dtype: Any) -> bool:
-        """Whether a dtype holds all its values exactly.
+        """Returns whether a dtype holds all its values exactly.
 
         Unknown values are integers of the program: of 32 bits or more they are taken to
         be far from the limits, as lengths are.

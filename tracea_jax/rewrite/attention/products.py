@@ -71,7 +71,7 @@ _LATER = 4  # equations of a dropout between the weights and their product
 
 
 def _drops(view: View, index: int | None) -> bool:
-    """Whether an equation, or one soon after, takes random numbers to weights."""
+    """Tests whether an equation, or one soon after, takes random numbers to weights."""
     for _ in range(_LATER):
         if index is None or view.eqns[index].primitive.name == "dot_general":
             return False
@@ -82,7 +82,7 @@ def _drops(view: View, index: int | None) -> bool:
 
 
 def _is_random(view: View, atom: Any) -> bool:
-    """Whether a value is made of random numbers without any product."""
+    """Returns whether a value is made of random numbers without any product."""
     pending, seen = [atom], set[int]()
     while pending and len(seen) < _DEPTH:
         index = view.producer_index(pending.pop())
@@ -156,13 +156,13 @@ def score_operands(view: View, eqn: Equation) -> list[Any]:
 
 
 def _may_overflow(eqn: Equation) -> bool:
-    """Whether scores of a wider range become float16 ones: more than a rounding."""
+    """True if scores of a wider range become float16 ones: more than a rounding."""
     old, new = (x.aval.dtype.name for x in (eqn.invars[0], eqn.outvars[0]))
     return new == "float16" != old
 
 
 def looks_like_attention(view: View, softmax: Softmax) -> bool:
-    """Whether there are products close before and after, whatever is in between."""
+    """True if there are products close before and after, whatever is in between."""
     return _product_near(view, softmax.x, _above) and _product_near(
         view, softmax.result, _below
     )
@@ -194,7 +194,7 @@ def _product_near(view: View, var: Any, neighbours: Any) -> bool:
 
 
 def _like(x: Any, others: Sequence[Any], eqn: Equation) -> bool:
-    """Whether a value may be scores or weights where the others are, sinks or not."""
+    """True if a value may be scores or weights where the others are, sinks or not."""
     sizes = {math.prod(y.aval.shape) for y in others if not isinstance(y, Literal)}
     if math.prod(x.aval.shape) in sizes:
         return True

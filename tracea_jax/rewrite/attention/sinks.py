@@ -71,7 +71,7 @@ def joined(eqn: Equation, dims: Dims) -> Dims:
 
 
 def is_joined(summed: Factors) -> bool:
-    """Whether a dimension is that of scores and sink."""
+    """Returns whether a dimension is that of scores and sink."""
     return any(f.axis == _JOINED for f in summed)
 
 

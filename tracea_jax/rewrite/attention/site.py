@@ -109,7 +109,7 @@ class AttentionSite:
         return sum(terms[1:], terms[0]) if terms else None
 
     def _mask(self, values: list[Any]) -> Any:
-        """Where all hold."""
+        """Conjunction of all terms."""
         mask = None
         for (how, positive), x in zip(self.masks, values, strict=True):
             x = how(x if positive else ~x)

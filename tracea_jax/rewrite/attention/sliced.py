@@ -34,7 +34,7 @@ class Within:
 
 
 def arranged(how: Arrange, unknown: Unknown) -> Arrange | Within:
-    """How the unknown value's array becomes what it stands for."""
+    """Arrangement of the unknown value's array."""
     return how if unknown.limits is None else Within(how, unknown.limits)
 
 
@@ -95,7 +95,7 @@ def _sliced(view: View, eqn: Equation, dims: Dims) -> Rows | None:
 
 
 def _start(view: View, atom: Atom, last: int) -> Linear:
-    """Where a slice starts: it never leaves its operand."""
+    """Start of a slice, which never leaves its operand."""
     known = view.scalar(atom)
     if known is not None:
         return Linear(offset=float(min(max(int(known), 0), last)))
@@ -146,7 +146,7 @@ def terms_of(
 
 
 def _is_always_true(x: Linear) -> bool:
-    """Whether a bound holds at all positions, as the far side of a band does.
+    """Returns whether a bound holds at all positions, as the far side of a band does.
 
     It would not look so any more once one of the positions is not known.
     """

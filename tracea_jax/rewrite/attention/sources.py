@@ -61,7 +61,7 @@ def _before(view: View, source: Source, scaled: bool) -> Source | None:
 
 
 def _turns_product(view: View, eqn: Equation) -> bool:
-    """Whether a transpose is that of a product with its operands exchanged.
+    """Returns whether a transpose is that of a product with its operands exchanged.
 
     It costs nothing where it is: the product gives the transposed result at once.
     """
@@ -90,7 +90,7 @@ def _unscaled(view: View, eqn: Equation, source: Source) -> Source | None:
 
 
 def widens(eqn: Equation) -> bool:
-    """Whether an equation converts to a wider floating-point dtype."""
+    """Returns whether an equation converts to a wider floating-point dtype."""
     if eqn.primitive.name != "convert_element_type":
         return False
     old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype

@@ -15,7 +15,7 @@ class Refused(Exception):
 
 
 def is_same(eqn: Equation) -> bool:
-    """Whether an equation changes nothing of a value, or only rounds it.
+    """Returns whether an equation changes nothing of a value, or only rounds it.
 
     Kernels round between 16-bit dtypes and float32 where they like; what quantises to
     other dtypes means to.

@@ -1,4 +1,4 @@
-"""How programs choose the entry of each row that its label names."""
+"""Recognition of the entry of each row that its label names."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _parts(view: View, indices: Atom, count: int) -> list[Atom] | None:
 
 
 def _are_positions(view: View, atom: Atom, lead: tuple[int, ...], axis: int) -> bool:
-    """Whether each row has its own place along an axis, and rows are in order."""
+    """Tests whether each row has its own place along an axis, and rows are in order."""
     if math.prod(lead) > _MOST:
         return False
     found = integers(view, atom)
@@ -150,7 +150,7 @@ def unspread(view: View, atom: Atom, shape: tuple[int, ...]) -> Atom | None:
 
 
 def is_spread(eqn: Equation) -> bool:
-    """Whether a ``broadcast_in_dim`` repeats one entry a row over the columns."""
+    """Tests whether a ``broadcast_in_dim`` repeats one entry a row over the columns."""
     x, shape = eqn.invars[0], eqn.outvars[0].aval.shape
     places = [int(i) for i in eqn.params["broadcast_dimensions"]]
     sizes = [1] * len(shape)

@@ -75,7 +75,7 @@ def _as_full(value: Value) -> Value:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Where a loss is computed.
+    """Site of a loss.
 
     Attributes:
       root: index of the equation with the result.
@@ -219,7 +219,7 @@ class Reading:
         return None
 
     def _keeps_rows(self, eqn: Equation, value: Value) -> bool:
-        """Whether a reshape or broadcast leaves rows in order, and columns last."""
+        """True if a reshape or broadcast leaves rows in order, and columns last."""
         if eqn.params.get("dimensions") is not None and eqn.primitive.name == "reshape":
             return False
         x, y = eqn.invars[0].aval, eqn.outvars[0].aval
@@ -235,7 +235,7 @@ class Reading:
         return x.size == self._rows
 
     def _is_of_rows(self, eqn: Equation) -> bool:
-        """Whether a reduction is one over the last dimension."""
+        """Returns whether a reduction is one over the last dimension."""
         return [int(i) for i in eqn.params["axes"]] == [eqn.invars[0].aval.ndim - 1]
 
     def _exp(self, x: Value) -> Value | None:

@@ -68,12 +68,12 @@ class Question:
 
     @property
     def is_open(self) -> bool:
-        """Whether any candidate may be the answer."""
+        """Returns whether any candidate may be the answer."""
         return self.allowed == self.diagnosis.candidates
 
     @property
     def allows_xla(self) -> bool:
-        """Whether a kernel of ours has to be better than XLA to be the answer."""
+        """Tests whether a kernel of ours has to be better than XLA to be the answer."""
         return "xla" in self.allowed
 
 
@@ -109,7 +109,7 @@ class Answer:
 
     @property
     def is_exact(self) -> bool:
-        """Whether this very problem was measured in this environment."""
+        """Returns whether this very problem was measured in this environment."""
         return self.origin in ("tuned", "shared", "shipped")
 
     @property

@@ -83,7 +83,7 @@ class Evidence:
         return self._once(("measured", problem, device), find)
 
     def has_any(self, op: str, key: str) -> bool:
-        """Whether there is an entry of an op in an environment."""
+        """Returns whether there is an entry of an op in an environment."""
 
         def find() -> bool:
             return any(reader.has_any(key, op) for _, reader in self._readers(key))

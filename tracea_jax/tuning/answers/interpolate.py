@@ -124,13 +124,13 @@ def _answer(
 
 
 def _is_like(problem: Problem, diagnosis: Diagnosis) -> bool:
-    """Whether the same variants can serve a neighbour."""
+    """Returns whether the same variants can serve a neighbour."""
     theirs = diagnose(problem, diagnosis.device, diagnosis.deterministic)
     return theirs.candidates == diagnosis.candidates
 
 
 def _is_between(problem: Problem, near: Sequence[Neighbour]) -> bool:
-    """Whether neighbours lie on both sides of the problem in every extent."""
+    """Returns whether neighbours lie on both sides of the problem in every extent."""
     measured = np.array([octaves(n.problem) for n in near])
     here = octaves(problem)
     return bool((measured.min(0) <= here).all() and (here <= measured.max(0)).all())
@@ -261,7 +261,7 @@ class _Model:
 def _floors(
     diagnosis: Diagnosis, seen: Sequence[Seen]
 ) -> tuple[Callable[[Problem], float], ...]:
-    """What the times of anything good are about proportional to; the first for all.
+    """Quantities that good times are about proportional to; the first for all.
 
     The least modelled time, if a variant has a model of this problem: it knows that the
     last wave of tiles may be short, from which all kernels with such tiles suffer

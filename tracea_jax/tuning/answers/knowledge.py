@@ -114,7 +114,7 @@ class Knowledge:
         return self._evidence.measured(problem, device)
 
     def has_any(self, op: str, device: Device) -> bool:
-        """Whether anything was measured of an op on the device; settled likewise."""
+        """True if anything was measured of an op on the device; settled likewise."""
         return self._evidence.has_any(op, environment_key(device))
 
     def digest(self, device: Device) -> str:

@@ -58,7 +58,7 @@ def hashable(config: dict[str, Any]) -> dict[str, Any]:
 def varies(
     variant: str, config: dict[str, Any], problem: Problem, device: Device
 ) -> bool:
-    """Whether bits of a recorded choice may differ from run to run, if it is legal."""
+    """True if bits of a recorded choice may differ from run to run, if it is legal."""
     found = next((v for v in variants.of(problem.op) if v.name == variant), None)
     if not isinstance(found, Varying):
         return False
@@ -72,7 +72,7 @@ def varies(
 def is_current(
     variant: Any, config: Any, code: Any, problem: Problem, device: Device
 ) -> bool:
-    """Whether a recorded config would compile the same kernels today.
+    """Returns whether a recorded config would compile the same kernels today.
 
     Args:
       variant, config, code: as a record or a plain runner-up has them.

@@ -51,7 +51,7 @@ class Neighbour:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where something is known about a problem.
+    """Point at which something is known about a problem.
 
     Attributes:
       position: binary logarithms of its extents.

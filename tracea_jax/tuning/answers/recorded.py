@@ -54,7 +54,7 @@ def _known(question: Question, evidence: Evidence, key: str) -> Iterator[Answer 
 
 
 def _are_others_wanted(entry: Entry, question: Question) -> bool:
-    """Whether other choices than an entry's best one may be the answer."""
+    """Returns whether other choices than an entry's best one may be the answer."""
     if _is_excluded(entry, question):
         return True
     best = _answer(entry.best, "", {})
@@ -62,7 +62,7 @@ def _are_others_wanted(entry: Entry, question: Question) -> bool:
 
 
 def _is_excluded(entry: Entry, question: Question) -> bool:
-    """Whether the best choice could run and is of a variant that is not allowed."""
+    """True if the best choice could run and is of a variant that is not allowed."""
     variant = entry.best.variant
     return variant not in question.allowed and variant in question.diagnosis.candidates
 

@@ -39,7 +39,7 @@ class CandidateError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """How a candidate's results compare with a float64 reference.
+    """Comparison of a candidate's results with a float64 reference.
 
     Attributes:
       max_rel_error: largest error; NaN if a result is NaN.

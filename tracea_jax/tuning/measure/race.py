@@ -260,7 +260,7 @@ def _is_disturbed(
     known_us: Mapping[Racer, float],
     timing: Timing,
 ) -> bool:
-    """Whether too few rounds were as quiet as the machine is known to be.
+    """Returns whether too few rounds were as quiet as the machine is known to be.
 
     There are enough quiet rounds when the standard errors of most candidates' times are
     at most ``timing.precision``.

@@ -154,7 +154,7 @@ def cold_us(run: Run, flush: Flush, timing: Timing) -> float:
 def affords_another(
     done: int, timing: Timing, elapsed_s: float, limit_s: float
 ) -> bool:
-    """Whether a further cold execution is due: the first always, others in time."""
+    """True if a further cold execution is due: the first always, others in time."""
     if done == 0:
         return True
     return done < timing.cold_runs and elapsed_s * (done + 1) / done <= limit_s
@@ -246,7 +246,7 @@ class Reference:
         )
 
     def has_drifted(self, tolerance: float = 0.03) -> bool:
-        """Whether the latest time differs from the first by more than ``tolerance``."""
+        """True if the latest time differs from the first by more than ``tolerance``."""
         return abs(math.log(self.factor)) > math.log1p(tolerance)
 
 

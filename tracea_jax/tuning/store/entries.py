@@ -86,7 +86,7 @@ class Store:
         trust.check(self._top, *inner, name.environment, name.op, trust=self.whose)
 
     def _is_trusted(self, environment: str, op: str) -> bool:
-        """Whether the files there count; if others decide what they are, it warns."""
+        """True if the files there count; if others decide what they are, it warns."""
         try:
             self._check(Name(environment=environment, op=op, problem=""))
         except OSError as e:
@@ -277,7 +277,7 @@ class Store:
         return {problem for problem, _, suffix in parts if suffix == "json"}
 
     def has_any(self, environment: str, op: str) -> bool:
-        """Whether there are entries, readable or not."""
+        """Returns whether there are entries, readable or not."""
         return any(True for _ in self._names(environment, op))
 
     def heads(self) -> Iterator[tuple[Name, Entry]]:

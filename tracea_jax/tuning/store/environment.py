@@ -89,7 +89,7 @@ class Environment:
         return digest(canonical(self.to_json()), 12)
 
     def is_kindred(self, other: Environment) -> bool:
-        """Whether both are GPUs that run the same kernels on as many multiprocessors.
+        """True if both are GPUs that run the same kernels on as many multiprocessors.
 
         The name may differ, and with it clocks and memory; so may driver and compiler.
         """

@@ -233,7 +233,7 @@ def _tunings(entry: Entry) -> list[dict[str, Any]]:
 
 
 def _conflict(result: Entry, old: Entry, new: Entry) -> Conflict | None:
-    """Whether the answers differed, and which one was kept."""
+    """Returns whether the answers differed, and which one was kept."""
     names = [e.best.compiled for e in (old, new)]
     if names[0] == names[1]:
         return None

@@ -171,7 +171,7 @@ def journal_path(directory: pathlib.Path, key: str) -> pathlib.Path:
 
 
 def is_orphan(path: pathlib.Path) -> bool:
-    """Whether the journal's writer is gone."""
+    """Returns whether the journal's writer is gone."""
     try:
         fd = os.open(path, trust.READ_FLAGS | os.O_RDWR)
     except OSError:

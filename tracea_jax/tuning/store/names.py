@@ -16,7 +16,7 @@ from tracea_jax.tuning.store.records import Entry
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
-    """Where an entry lies below any directory of this layout."""
+    """Path of an entry below any directory of this layout."""
 
     environment: str
     op: str

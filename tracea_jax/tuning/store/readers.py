@@ -1,4 +1,4 @@
-"""Where entries are read from: directories on disk, or what a process holds."""
+"""Sources of entries: directories on disk, or the memory of a process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reader(Protocol):
         ...
 
     def has_any(self, environment: str, op: str) -> bool:
-        """Whether there are entries, readable or not; quick."""
+        """Returns whether there are entries, readable or not; quick."""
         ...
 
     def problems(

@@ -169,7 +169,7 @@ class Observation:
 
     @property
     def is_disqualified(self) -> bool:
-        """Whether no later measurement can outweigh the failure."""
+        """Returns whether no later measurement can outweigh the failure."""
         return self.failure in DISQUALIFYING
 
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tracea_jax.faults import NotDifferentiable
 from tracea_jax.ops.attention import definition
 from tracea_jax.ops.attention.primitives import FIRST_ORDER, bind, bind_part_backward
 from tracea_jax.ops.attention.reference import Spec
@@ -349,7 +350,7 @@ def _once(x: jax.Array) -> jax.Array:
 
 @_once.defjvp
 def _no_jvp(primals: Any, tangents: Any) -> Any:
-    raise ValueError(FIRST_ORDER)
+    raise NotDifferentiable(FIRST_ORDER)
 
 
 def _saving(ring: Ring, *operands: Any) -> tuple[Any, tuple[Any, ...]]:
