@@ -252,30 +252,46 @@ def has_kernel(primitive: core.Primitive, avals: Sequence[Aval], **params: Any) 
     )
 
 
-def are_sharded(operands: Sequence[Any]) -> bool:
-    """Whether the types of operands say how they are sharded over a mesh.
+def bound(
+    primitive: Primitive,
+    reference: Callable[..., Any],
+    operands: Sequence[Any],
+    params: Params,
+) -> list[Any]:
+    """A primitive's results.
 
-    XLA's partitioner serves them, and lax knows the sharding of every derivative: an op
-    is then best traced as its reference.
+    Operands vary over the same mesh axes. Where their types say how they are sharded,
+    the results have the shardings that lax gives those of the reference; in between
+    the compiler splits arrays, by sharding rules.
+
+    Args:
+      primitive: with several results.
+      reference: (operands, **params) -> its results in jnp.
+      operands, params: of both.
     """
+
+    def call(*operands: Any) -> list[Any]:
+        return list(primitive.bind(*align_varying_axes(operands), **params))
+
+    if not are_sharded(operands):
+        return call(*operands)
+    types = result_types(functools.partial(reference, **params), *operands)
+    shardings = [cast("Any", t).sharding for t in types]
+    with _compat.tracing_like([jax.typeof(x) for x in operands]):
+        return with_automatic_axes(call, shardings)(*operands)
+
+
+def with_automatic_axes(
+    f: Callable[..., list[Any]], shardings: list[Any]
+) -> Callable[..., list[Any]]:
+    """f where types of arrays do not say how they are sharded, but its results'."""
+    return cast("Any", jax.sharding).auto_axes(f, out_sharding=shardings)
+
+
+def are_sharded(operands: Sequence[Any]) -> bool:
+    """Whether the types of operands say how they are sharded over a mesh."""
     specs = [jax.typeof(x).sharding.spec for x in operands]
     return any(axis is not None for spec in specs for axis in spec)
-
-
-def explicitly_sharded(
-    op: str, operands: Sequence[Any], implementation: str | None
-) -> bool:
-    """``are_sharded``, for an op that has kernels.
-
-    Raises:
-      dispatch.Unsupported: if our kernels were demanded there.
-    """
-    if not are_sharded(operands):
-        return False
-    reason = "the arrays are sharded explicitly; use shard_map"
-    if error := serving.refusal(op, implementation, reason):
-        raise error
-    return True
 
 
 def align_varying_axes(operands: Sequence[Any]) -> list[Any]:

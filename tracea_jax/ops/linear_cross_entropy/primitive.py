@@ -55,7 +55,7 @@ from tracea_jax.ops.matmul.primitive import jvp_of_some
 
 def bind(*operands: Any, head: Head) -> list[Any]:
     """[log-sum-exp, label logit]; those of the reference for explicit shardings."""
-    if lowering.explicitly_sharded("matmul", operands, head.implementation):
+    if lowering.are_sharded(operands):
         return reference(*operands, head=head)
     aligned = lowering.align_varying_axes(operands)
     body = make_jaxpr(functools.partial(_chunked, head=head))(*aligned)
