@@ -114,6 +114,36 @@ def test_arrays_that_the_compiler_partitions(mesh):
     assert epilogues(f, *args) == ["none"]
 
 
+@pytest.mark.parametrize("implementation", [None, "tracea"])
+def test_partly_manual_axes_are_refused_with_a_reason(implementation):
+    two = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    partly = jax.shard_map(
+        tensor_parallel,
+        mesh=two,
+        in_specs=SHARDED[tensor_parallel],
+        out_specs=P(),
+        axis_names={"x"},
+    )
+    args = [
+        jax.device_put(a, NamedSharding(two, spec))
+        for a, spec in zip(
+            (normal(16, 16), normal(16, 6), normal(6)),
+            (P("y", "x"), P("x"), P()),
+            strict=True,
+        )
+    ]
+    step = jax.jit(tracea.transform(jax.value_and_grad(partly, argnums=(1, 2))))
+    with tracea.options(implementation=implementation):
+        if implementation is None:
+            plain = jax.jit(jax.value_and_grad(partly, argnums=(1, 2)))(*args)
+            assert_near(step(*args), plain, 5e-5)
+            (site,) = tracea.explain(partly)(*args).sites
+            assert site.variant == "xla" and "some axes of the mesh" in site.reason
+        else:
+            with pytest.raises(tracea.Unsupported, match="some axes of the mesh"):
+                step(*args)
+
+
 def test_explicit_shardings():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
     x = jax.device_put(normal(16, 16), NamedSharding(mesh, P("x")))

@@ -150,8 +150,8 @@ def served(
       UserWarning: if XLA steps in for a kernel that was chosen.
     """
     splits = may_be_split(ctx, planned, params)
-    partitioned = _compat.partitioned_automatically(ctx) and not splits
-    asked = request(planned, avals, params, is_partitioned=partitioned)
+    partitioned = None if splits else _why_partitioned(ctx)
+    asked = request(planned, avals, params, partitioned=partitioned)
     device = device_for(platform or ctx.module_context.platforms[0])
     answer = serving.serve(
         asked,
@@ -166,6 +166,15 @@ def served(
         message = f"{asked.problem} is left to XLA: {answer.failure}"
         warnings.warn(message, stacklevel=3)
     return answer
+
+
+def _why_partitioned(ctx: Any) -> str | None:
+    """Why the compiler splits arrays, and no rule; None where it does not."""
+    if not _compat.partitioned_automatically(ctx):
+        return None
+    if _compat.manual_axes(ctx):
+        return serving.PARTLY_MANUAL
+    return serving.PARTITIONED
 
 
 def may_be_split(ctx: Any, planned: Planned, params: Params) -> bool:
@@ -187,20 +196,20 @@ def request(
     avals: Sequence[Aval],
     params: Params,
     *,
-    is_partitioned: bool,
+    partitioned: str | None = None,
 ) -> Request:
     """The request of an equation.
 
     Args:
       planned: its primitive.
       avals, params: the equation's abstract operands and parameters.
-      is_partitioned: as in ``serving.Request``.
+      partitioned: as in ``serving.Request``.
     """
     static = all(isinstance(d, int) for aval in avals for d in aval.shape)
     return Request(
         op=planned.op,
         problem=planned.problem_of(avals, **params) if static else None,
-        is_partitioned=is_partitioned,
+        partitioned=partitioned,
         implementation=params["implementation"],
         config=params["config"],
     )
@@ -226,7 +235,7 @@ def would_be_xla(
     planned: Planned, avals: Sequence[Any], params: dict[str, Any]
 ) -> bool:
     """``left_to_xla`` for abstract operands."""
-    asked = request(planned, avals, params, is_partitioned=False)
+    asked = request(planned, avals, params)
     if asked.problem is None:
         return True  # also where that is an error, which lowering raises if it comes
     with planning() as device:
@@ -244,7 +253,7 @@ def has_kernel(primitive: core.Primitive, avals: Sequence[Aval], **params: Any) 
     """
     planned = catalogue.planned()[primitive]
     how = {"implementation": None, "config": None}
-    asked = request(planned, avals, {**params, **how}, is_partitioned=False)
+    asked = request(planned, avals, {**params, **how})
     device = planned_device()
     return asked.problem is not None and any(
         variant is not variants.XLA and variant.why_not(asked.problem, device) is None
