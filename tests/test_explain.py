@@ -290,7 +290,7 @@ def test_partitioned_arrays():
     two = jax.make_mesh((2, 2), ("d", "e"), axis_types=(AxisType.Auto,) * 2)
     with jax.set_mesh(two):
         (site,) = explain(partly)(w, w).sites
-    assert site.variant == "xla" and site.reason == serving.PARTITIONED
+    assert site.variant == "xla" and site.reason == serving.PARTLY_MANUAL
 
 
 def test_parts_of_partitioned_arrays():

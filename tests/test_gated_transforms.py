@@ -18,7 +18,6 @@ from jaxprs import equations
 from numerics import ACTIVATIONS, normal
 from transforms import assert_close, assert_derivatives_alike, in_f64
 
-import tracea_jax as tracea
 from tracea_jax.ops import export_checks, gated_matmul, remat_policy
 from tracea_jax.ops.gated_matmul.primitive import (
     gated_matmul_p,
@@ -235,7 +234,7 @@ def test_shard_map_and_gradients_of_replicated_operands(mesh, operand):
         assert_close(jax.jit(f)(*args), expected, 2e-5)
 
 
-def test_explicitly_sharded_arrays_are_left_to_xla():
+def test_explicitly_sharded_arrays():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
     args = arguments(16, 6, 5)
     specs = (P("x"), P(), P())
@@ -251,8 +250,8 @@ def test_explicitly_sharded_arrays_are_left_to_xla():
     )
     plain = jax.grad(lambda *a: (plain_gated("silu", *a) ** 2).sum(), (0, 1, 2))
     assert_close(found, in_f64(plain, *args), 2e-5)
-    with pytest.raises(tracea.Unsupported, match="'gated_fused'.*use shard_map"):
-        jax.jit(functools.partial(fused, "silu"))(*placed)
+    assert [jax.typeof(g) for g in found] == [jax.typeof(a) for a in placed]
+    assert_gated(jax.jit(functools.partial(fused, "silu"))(*placed), *args)
 
 
 def test_export():

@@ -225,7 +225,6 @@ def test_nothing_is_compiled_unless_it_is_asked_for(monkeypatch):
         problem=GemmProblem(
             m=4096, n=4096, k=4096, lhs="bfloat16", rhs="bfloat16", out="bfloat16"
         ),
-        is_partitioned=False,
         implementation="gemm_sm90",
         config=None,
     )
@@ -249,7 +248,6 @@ def test_whose_equations_run():
     request = Request(
         op="matmul",
         problem=GemmProblem(m=16, n=8, k=24),
-        is_partitioned=False,
         implementation="xla",
         config=None,
     )

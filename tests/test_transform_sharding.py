@@ -14,7 +14,6 @@ from jaxprs import count, equations
 from numerics import normal
 from transformed import (
     assert_alike,
-    assert_left,
     assert_near,
     epilogues,
     jit,
@@ -115,7 +114,37 @@ def test_arrays_that_the_compiler_partitions(mesh):
     assert epilogues(f, *args) == ["none"]
 
 
-def test_explicit_shardings_are_left():
+@pytest.mark.parametrize("implementation", [None, "tracea"])
+def test_partly_manual_axes_are_refused_with_a_reason(implementation):
+    two = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    partly = jax.shard_map(
+        tensor_parallel,
+        mesh=two,
+        in_specs=SHARDED[tensor_parallel],
+        out_specs=P(),
+        axis_names={"x"},
+    )
+    args = [
+        jax.device_put(a, NamedSharding(two, spec))
+        for a, spec in zip(
+            (normal(16, 16), normal(16, 6), normal(6)),
+            (P("y", "x"), P("x"), P()),
+            strict=True,
+        )
+    ]
+    step = jax.jit(tracea.transform(jax.value_and_grad(partly, argnums=(1, 2))))
+    with tracea.options(implementation=implementation):
+        if implementation is None:
+            plain = jax.jit(jax.value_and_grad(partly, argnums=(1, 2)))(*args)
+            assert_near(step(*args), plain, 5e-5)
+            (site,) = tracea.explain(partly)(*args).sites
+            assert site.variant == "xla" and "some axes of the mesh" in site.reason
+        else:
+            with pytest.raises(tracea.Unsupported, match="some axes of the mesh"):
+                step(*args)
+
+
+def test_explicit_shardings():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
     x = jax.device_put(normal(16, 16), NamedSharding(mesh, P("x")))
     w = jax.device_put(normal(16, 8), NamedSharding(mesh, P()))
@@ -129,10 +158,11 @@ def test_explicit_shardings_are_left():
 
     with jax.set_mesh(mesh):
         for f, args in ((rows, (x, w)), (asked, (w,))):
-            assert_left(f, *args)
+            assert count(tracea.transform(f), *args) == 1
             result = jax.jit(tracea.transform(f))(*args)
             assert result.sharding == jax.jit(f)(*args).sharding
             assert jax.typeof(result) == jax.typeof(f(*args))
+            assert_near(result, f(*args), 2e-5)
         replicated = tracea.transform(rows)
         assert count(replicated, w.T, w) == 1
         assert_near(replicated(w.T, w), rows(w.T, w), 2e-5)

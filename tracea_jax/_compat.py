@@ -62,9 +62,14 @@ def partitioned_automatically(ctx: Any) -> bool:
     axis = ctx.module_context.axis_context
     if hasattr(axis, "num_devices"):
         return (axis.num_devices or 1) > 1
-    manual = getattr(axis, "manual_axes", frozenset())
     mesh = getattr(axis, "mesh", None)
-    return mesh is not None and frozenset(mesh.axis_names) != frozenset(manual)
+    return mesh is not None and frozenset(mesh.axis_names) != manual_axes(ctx)
+
+
+def manual_axes(ctx: Any) -> frozenset[Any]:
+    """The mesh axes over which arrays are local where this is lowered."""
+    axis = ctx.module_context.axis_context
+    return frozenset(getattr(axis, "manual_axes", ()))
 
 
 def varying_axes(x: Any) -> frozenset[str]:

@@ -40,6 +40,7 @@ from tracea_jax.variants.base import Insisting
 WHY_NOT: dict[tuple[str, str], Callable[[], str | None]] = {}
 
 PARTITIONED = "the arrays are partitioned automatically; use shard_map"
+PARTLY_MANUAL = "only some axes of the mesh are manual; use shard_map over all of them"
 SPLIT = "the arrays are split by XLA, and each device plans its part"
 SYMBOLIC = "the shapes are symbolic"
 
@@ -51,8 +52,8 @@ class Request:
     Attributes:
       op: its name.
       problem: what is asked; None for symbolic shapes, and after a failure.
-      is_partitioned: whether the compiler will split its arrays over several devices,
-        and the op has no rule for that.
+      partitioned: why its arrays, which the compiler will split over several devices,
+        are split by no rule of the op; None where they are not, or a rule does.
       implementation: the op's argument of that name.
       config: the op's argument of that name; a dict as a tuple of its items.
       failure: why there is no problem, where making it failed.
@@ -60,7 +61,7 @@ class Request:
 
     op: str
     problem: Problem | None
-    is_partitioned: bool
+    partitioned: str | None = None
     implementation: str | None
     config: Any
     failure: str | None = None
@@ -179,7 +180,7 @@ def _left_to_xla(request: Request) -> str | None:
     """Why XLA serves a request whatever would be planned."""
     if request.problem is None:
         return request.failure or SYMBOLIC
-    return PARTITIONED if request.is_partitioned else None
+    return request.partitioned
 
 
 def _inline(request: Request, plan: Plan, call: Inline, settings: Options) -> Served:

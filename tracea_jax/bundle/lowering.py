@@ -263,7 +263,7 @@ class _Lowering:
         source: str,
     ) -> Sequence[Any]:
         avals = [value_type(x) for x in operands]
-        request = lowering.request(planned, avals, params, is_partitioned=False)
+        request = lowering.request(planned, avals, params)
         served = serving.serve(request, self.builder.device, compiles=True)
         if served.error is not None:
             raise Unsupported(f"{source}: {served.error}") from served.error

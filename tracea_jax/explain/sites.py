@@ -142,11 +142,11 @@ def sites(
         splits = spread and not around.manual
         how = planned[eqn.primitive]
         if splits and lowering.has_rule(how, eqn.params):
-            one = _site(how, eqn, around, False, served)
+            one = _site(how, eqn, around, None, served)
             if one.variant in ("xla", None):
                 return one
             return _planned_in_parts(one, eqn, known(), device)
-        return _site(how, eqn, around, spread and not around.is_local, served)
+        return _site(how, eqn, around, around.why_partitioned(spread), served)
 
     every = (site(eqn, around) for eqn, around in found)
     return tuple(one for one in every if one is not None)
@@ -174,6 +174,12 @@ class _Around:
     def scope_of(self, eqn: Any) -> str:
         names = (self.scope, str(eqn.source_info.name_stack))
         return "/".join(name for name in names if name)
+
+    def why_partitioned(self, is_spread: bool) -> str | None:
+        """Why the compiler splits arrays here, and no rule; None where it does not."""
+        if self.is_local or not is_spread:
+            return None
+        return serving.PARTLY_MANUAL if self.manual else serving.PARTITIONED
 
     def inside(self, eqn: Any) -> _Around:
         """The context of the jaxprs that an equation holds."""
@@ -242,13 +248,11 @@ def _site(
     planned: Planned,
     eqn: Any,
     around: _Around,
-    is_partitioned: bool,
+    partitioned: str | None,
     serve: Callable[[Request], Served],
 ) -> Site:
     avals = [x.aval for x in eqn.invars]
-    request = lowering.request(
-        planned, avals, eqn.params, is_partitioned=is_partitioned
-    )
+    request = lowering.request(planned, avals, eqn.params, partitioned=partitioned)
     served = serve(request)
     return Site(
         scope=around.scope_of(eqn),
@@ -275,7 +279,6 @@ def _parts(served: Served, serve: Callable[[Request], Served]) -> Iterator[Plan]
         asked = Request(
             op=part.op,
             problem=part,
-            is_partitioned=False,
             implementation=variant.implementation,
             config=None,
         )

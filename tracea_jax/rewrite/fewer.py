@@ -74,6 +74,6 @@ def _class_of(site: Any, avals: tuple[Any, ...], context: Any) -> str | None:
     with context.manager, _compat.tracing_like(avals):
         jaxpr = jax.make_jaxpr(site)(*avals)
     for call in calls_in(jaxpr):
-        problem = lowering.request(*call, is_partitioned=False).problem
+        problem = lowering.request(*call).problem
         return None if problem is None else str(problem)
     return None

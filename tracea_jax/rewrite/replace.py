@@ -337,15 +337,12 @@ def _are_sharded(avals: Sequence[Any]) -> bool:
 
 
 def _with_automatic_axes(site: Any, results: Sequence[Any]) -> Any:
-    """The site where types of arrays do not say how they are sharded, but its results'.
-
-    Sharding rules split its ops, as other arrays that the compiler splits.
-    """
+    """The site with these shardings of its results; rules split its ops."""
 
     def call(*operands: Any) -> list[Any]:
         return jax.tree.leaves(site(*operands))
 
-    return jax.sharding.auto_axes(call, out_sharding=list(results))
+    return lowering.with_automatic_axes(call, list(results))
 
 
 def _call(template: _Template, match: Match, root: Equation) -> Iterator[Equation]:

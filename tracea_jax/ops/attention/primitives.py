@@ -108,10 +108,8 @@ by_reference.register(attention_tangent_p, references.tangent_reference)
 
 
 def bind(*operands: Any, **params: Any) -> list[Any]:
-    """The attention primitive, or its reference where arrays say how they are split."""
-    if lowering.explicitly_sharded("attention", operands, params["implementation"]):
-        return reference(*operands, **params)
-    return _aligned(attention_p, *operands, **params)
+    """The attention primitive's results."""
+    return lowering.bound(attention_p, reference, operands, params)
 
 
 def bind_part_backward(*operands: Any, spec: Spec, **how: Any) -> list[Any]:

@@ -92,12 +92,9 @@ PLANNED = lowering.register(
 def bind(
     *operands: Any, relu: str = "none", implementation: Any = None, config: Any = None
 ) -> Any:
-    """Both sums, and dz; by the reference where arrays say how they are split."""
-    if lowering.explicitly_sharded("channel_sums", operands, implementation):
-        return reference(*operands, relu=relu)
-    aligned = lowering.align_varying_axes(operands)
-    how = {"implementation": implementation, "config": config}
-    return channel_sums_p.bind(*aligned, relu=relu, **how)
+    """Both sums, and dz."""
+    how = {"relu": relu, "implementation": implementation, "config": config}
+    return lowering.bound(channel_sums_p, reference, operands, how)
 
 
 def _jvp(primals: Arrays, tangents: Tangents, **params: Any) -> Differentiated:

@@ -164,8 +164,8 @@ def served(
       UserWarning: if XLA steps in for a kernel that was chosen.
     """
     splits = may_be_split(ctx, planned, params)
-    partitioned = _compat.partitioned_automatically(ctx) and not splits
-    asked = request(planned, avals, params, is_partitioned=partitioned)
+    partitioned = None if splits else _why_partitioned(ctx)
+    asked = request(planned, avals, params, partitioned=partitioned)
     device = device_for(platform or ctx.module_context.platforms[0])
     answer = serving.serve(
         asked,
@@ -180,6 +180,15 @@ def served(
         message = f"{asked.problem} is left to XLA: {answer.failure}"
         warnings.warn(message, stacklevel=3)
     return answer
+
+
+def _why_partitioned(ctx: Any) -> str | None:
+    """Why the compiler splits arrays, and no rule; None where it does not."""
+    if not _compat.partitioned_automatically(ctx):
+        return None
+    if _compat.manual_axes(ctx):
+        return serving.PARTLY_MANUAL
+    return serving.PARTITIONED
 
 
 def may_be_split(ctx: Any, planned: Planned, params: Params) -> bool:
@@ -201,14 +210,14 @@ def request(
     avals: Sequence[Aval],
     params: Params,
     *,
-    is_partitioned: bool,
+    partitioned: str | None = None,
 ) -> Request:
     """The request of an equation.
 
     Args:
       planned: its primitive.
       avals, params: the equation's abstract operands and parameters.
-      is_partitioned: as in ``serving.Request``.
+      partitioned: as in ``serving.Request``.
     """
     problem = failure = None
     if all(isinstance(d, int) for aval in avals for d in aval.shape):
@@ -219,7 +228,7 @@ def request(
     return Request(
         op=planned.op,
         problem=problem,
-        is_partitioned=is_partitioned,
+        partitioned=partitioned,
         implementation=params["implementation"],
         config=params["config"],
         failure=failure,
@@ -246,7 +255,7 @@ def would_be_xla(
     planned: Planned, avals: Sequence[Any], params: dict[str, Any]
 ) -> bool:
     """``left_to_xla`` for abstract operands."""
-    asked = request(planned, avals, params, is_partitioned=False)
+    asked = request(planned, avals, params)
     if asked.problem is None:
         return True  # also where that is an error, which lowering raises if it comes
     with planning() as device:
@@ -264,7 +273,7 @@ def has_kernel(primitive: core.Primitive, avals: Sequence[Aval], **params: Any) 
     """
     planned = catalogue.planned()[primitive]
     how = {"implementation": None, "config": None}
-    asked = request(planned, avals, {**params, **how}, is_partitioned=False)
+    asked = request(planned, avals, {**params, **how})
     device = planned_device()
     return asked.problem is not None and any(
         variant is not variants.XLA and variant.why_not(asked.problem, device) is None
@@ -272,30 +281,47 @@ def has_kernel(primitive: core.Primitive, avals: Sequence[Aval], **params: Any) 
     )
 
 
-def are_sharded(operands: Sequence[Any]) -> bool:
-    """Returns whether the types of operands say how they are sharded over a mesh.
+def bound(
+    primitive: Primitive,
+    reference: Callable[..., Any],
+    operands: Sequence[Any],
+    params: Params,
+) -> list[Any]:
+    """A primitive's results.
 
-    XLA's partitioner serves them, and lax knows the sharding of every derivative: an op
-    is then best traced as its reference.
+
+    Operands vary over the same mesh axes. Where their types say how they are sharded,
+    the results have the shardings that lax gives those of the reference; in between
+    the compiler splits arrays, by sharding rules.
+
+    Args:
+      primitive: with several results.
+      reference: (operands, **params) -> its results in jnp.
+      operands, params: of both.
     """
+
+    def call(*operands: Any) -> list[Any]:
+        return list(primitive.bind(*align_varying_axes(operands), **params))
+
+    if not are_sharded(operands):
+        return call(*operands)
+    types = result_types(functools.partial(reference, **params), *operands)
+    shardings = [cast("Any", t).sharding for t in types]
+    with _compat.tracing_like([jax.typeof(x) for x in operands]):
+        return with_automatic_axes(call, shardings)(*operands)
+
+
+def with_automatic_axes(
+    f: Callable[..., list[Any]], shardings: list[Any]
+) -> Callable[..., list[Any]]:
+    """f where types of arrays do not say how they are sharded, but its results'."""
+    return cast("Any", jax.sharding).auto_axes(f, out_sharding=shardings)
+
+
+def are_sharded(operands: Sequence[Any]) -> bool:
+    """Tests whether the types of operands say how they are sharded over a mesh."""
     specs = [jax.typeof(x).sharding.spec for x in operands]
     return any(axis is not None for spec in specs for axis in spec)
-
-
-def explicitly_sharded(
-    op: str, operands: Sequence[Any], implementation: str | None
-) -> bool:
-    """``are_sharded``, for an op that has kernels.
-
-    Raises:
-      dispatch.Unsupported: if our kernels were demanded there.
-    """
-    if not are_sharded(operands):
-        return False
-    reason = "the arrays are sharded explicitly; use shard_map"
-    if error := serving.refusal(op, implementation, reason):
-        raise error
-    return True
 
 
 def align_varying_axes(operands: Sequence[Any]) -> list[Any]:

@@ -50,10 +50,8 @@ conv2d_p.multiple_results = True
 
 
 def bind(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """The primitive's results; those of its reference for explicit shardings."""
-    if lowering.explicitly_sharded("conv2d", operands, params["implementation"]):
-        return reference(*operands, **params)
-    return conv2d_p.bind(*lowering.align_varying_axes(operands), **params)
+    """The primitive's results."""
+    return lowering.bound(conv2d_p, reference, operands, params)
 
 
 def reference(

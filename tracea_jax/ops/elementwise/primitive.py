@@ -66,12 +66,8 @@ PLANNED = lowering.register(
 
 
 def bind(*operands: Any, **params: Any) -> jax.Array:
-    """The primitive, or its reference where arrays say how they are split."""
-    implementation = params["implementation"]
-    if lowering.explicitly_sharded("elementwise", operands, implementation):
-        return reference(*operands, **params)[0]
-    (out,) = elementwise_p.bind(*lowering.align_varying_axes(operands), **params)
-    return out
+    """The primitive's result."""
+    return lowering.bound(elementwise_p, reference, operands, params)[0]
 
 
 def _jvp(primals: Arrays, tangents: Tangents, **params: Any) -> Differentiated:

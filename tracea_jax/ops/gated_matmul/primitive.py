@@ -157,9 +157,7 @@ def _check_shapes(x: jax.Array, w_gate: jax.Array, w_up: jax.Array) -> None:
 
 
 def _bind(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    if lowering.explicitly_sharded("gated_matmul", operands, params["implementation"]):
-        return reference(*operands, **params)
-    return gated_matmul_p.bind(*lowering.align_varying_axes(operands), **params)
+    return lowering.bound(gated_matmul_p, reference, operands, params)
 
 
 def reference(

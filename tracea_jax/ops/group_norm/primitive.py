@@ -85,9 +85,7 @@ def bind(
     params: Params = {"groups": groups, "epsilon": epsilon, "activation": activation}
     params |= {"implementation": None, "config": None, **_as_ranks(x.ndim, ranks)}
     operands = (x, scale, bias)
-    if lowering.explicitly_sharded("group_norm", operands, None):
-        return reference(*operands, **params)[0]
-    return group_norm_p.bind(*lowering.align_varying_axes(operands), **params)[0]
+    return lowering.bound(group_norm_p, reference, operands, params)[0]
 
 
 def _as_ranks(ndim: int, ranks: int) -> Params:

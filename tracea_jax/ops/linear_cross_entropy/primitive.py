@@ -57,7 +57,7 @@ _NAME = "linear_cross_entropy"
 
 def bind(*operands: Any, head: Head) -> list[Any]:
     """[log-sum-exp, label logit]; those of the reference for explicit shardings."""
-    if lowering.explicitly_sharded("matmul", operands, head.implementation):
+    if lowering.are_sharded(operands):
         return reference(*operands, head=head)
     aligned = lowering.align_varying_axes(operands)
     body = _body(functools.partial(_chunked, head=head), aligned)

@@ -55,10 +55,8 @@ FLIP = {"n": "t", "t": "n"}
 
 
 def bind(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """The primitive's results; those of its reference for explicit shardings."""
-    if lowering.explicitly_sharded("matmul", operands, params["implementation"]):
-        return reference(*operands, **params)
-    return matmul_p.bind(*lowering.align_varying_axes(operands), **params)
+    """The primitive's results."""
+    return lowering.bound(matmul_p, reference, operands, params)
 
 
 def unfused(*operands: jax.Array, epilogue: Epilogue, **params: Any) -> list[jax.Array]:

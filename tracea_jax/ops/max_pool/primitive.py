@@ -91,11 +91,9 @@ PLANNED_GRADIENT = lowering.register(
 
 
 def bind(x: Any, *, implementation: Any = None, config: Any = None, **params: Any):
-    """The maxima; by lax where the array says how it is split."""
-    if lowering.explicitly_sharded("max_pool", (x,), implementation):
-        return reference(x, **params)[0]
-    how = {"implementation": implementation, "config": config}
-    return max_pool_p.bind(x, **params, **how)[0]
+    """The maxima."""
+    how = {**params, "implementation": implementation, "config": config}
+    return lowering.bound(max_pool_p, reference, (x,), how)[0]
 
 
 # --- derivatives ----------------------------------------------------------------------

@@ -96,12 +96,8 @@ PLANNED = lowering.register(
 
 
 def bind(*operands: Any, **params: Any) -> list[Any]:
-    """The primitive, or its reference where arrays say how they are split."""
-    if lowering.explicitly_sharded(
-        "paged_attention", operands, params["implementation"]
-    ):
-        return reference(*operands, **params)
-    return paged_attention_p.bind(*lowering.align_varying_axes(operands), **params)
+    """The primitive's results."""
+    return lowering.bound(paged_attention_p, reference, operands, params)
 
 
 def _jvp(primals: Arrays, tangents: Tangents, **params: Any) -> Differentiated:
