@@ -326,10 +326,16 @@ def test_loops_of_a_composite(loop, when, monkeypatch):
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
-def test_a_demanded_kernel_raises(monkeypatch):
+@pytest.mark.parametrize("place", PLACES)
+def test_a_demanded_kernel_raises(place, monkeypatch):
     call, args = CALLS["matmul"]
-    monkeypatch.setattr(emission, "emit", failing)
-    for how in ({"implementation": "gemm_cpu"}, {"implementation": "tracea"}):
+    config = {"kc": 384, "nc": 512, "tasks": 2}
+    PLACES[place](monkeypatch)
+    for how in (
+        {"implementation": "gemm_cpu"},
+        {"implementation": "tracea"},
+        {"config": config},
+    ):
         with pytest.raises(KeyError, match="a fault"):
             jax.jit(functools.partial(call, **how))(*args)
     with tracea.options(implementation="tracea"), pytest.raises(KeyError):

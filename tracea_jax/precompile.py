@@ -62,7 +62,7 @@ def _missing(jaxpr: Any, device: Device, directory: pathlib.Path) -> dict[str, K
 def _kernels(jaxpr: Any, device: Device) -> Iterator[Kernel]:
     for call in calls_in(jaxpr):
         with contextlib.suppress(Exception):  # one call does not hold up the others
-            request = lowering.request(*call, is_partitioned=False)
+            request = lowering.request(*call)
             served = serving.serve(request, device)
             if served.error is None:
                 yield from variants.kernels_in(served.call)

@@ -220,17 +220,20 @@ def request(
       partitioned: as in ``serving.Request``.
     """
     problem = failure = None
+    asked = params["implementation"], params["config"]
     if all(isinstance(d, int) for aval in avals for d in aval.shape):
         try:
             problem = planned.problem_of(avals, **params)
         except Exception as e:
+            if serving.is_demanded(planned.op, *asked):
+                raise
             failure = faults.reported(planned.op, e, "plan")
     return Request(
         op=planned.op,
         problem=problem,
         partitioned=partitioned,
-        implementation=params["implementation"],
-        config=params["config"],
+        implementation=asked[0],
+        config=asked[1],
         failure=failure,
     )
 
