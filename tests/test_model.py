@@ -330,3 +330,19 @@ def test_a_search_begins_with_the_times_of_the_model(monkeypatch):
     assert found.choices == Candidates.of(plain).choices and count > 3
     assert found.log_prior is not None
     np.testing.assert_allclose(found.log_prior, -np.arange(count), atol=1e-12)
+
+
+def test_a_model_that_is_given_decides_what_it_covers():
+    known = of_products(margin=0.0)
+    for problem in (GemmProblem(m=99, n=99, k=99), GemmProblem(m=3, n=5, k=7)):
+        diagnosis = diagnose(problem, AMX)
+        found = policy.decide(diagnosis, known)
+        assert found == policy.modelled(diagnosis, known)
+        assert found.reason.startswith("model: ")
+    for problem, device in (
+        (GemmProblem(m=9, n=9, k=9, out="bfloat16"), AMX),
+        (GatedMatmulProblem(m=9, n=9, k=9), AMX),
+        (GemmProblem(m=9, n=9, k=9), DEVICES[1]),
+    ):
+        diagnosis = diagnose(problem, device)
+        assert policy.decide(diagnosis, known) == policy.unmodelled(diagnosis)

@@ -116,23 +116,31 @@ def _own_space(variant: Variant, problem: Problem, device: Device) -> Space:
     return variant.space(problem, device)
 
 
-def decide(diagnosis: Diagnosis) -> Decision:
+def decide(diagnosis: Diagnosis, model: Model | None = None) -> Decision:
     """Turns a diagnosis into a default choice and a search space.
 
-    The model of the device decides where it covers the problem, but for what XLA on
-    GPUs fuses with its operands; elsewhere ``unmodelled`` does.
+    A model decides where it covers the problem, but for what XLA on GPUs fuses with its
+    operands; elsewhere ``unmodelled`` does.
+
+    Args:
+      diagnosis: of the problem.
+      model: by default the one that ships for the device.
     """
-    model = covering(diagnosis.problem, diagnosis.device)
-    fused = _fused(diagnosis.problem, diagnosis.device)
-    if model is None or fused:
+    problem, device = diagnosis.problem, diagnosis.device
+    if model is None:
+        model = covering(problem, device)
+    elif not model.covers(problem, device):
+        model = None
+    if model is None or _fused(problem, device):
         return unmodelled(diagnosis)
-    return _modelled(diagnosis, model)
+    return modelled(diagnosis, model)
 
 
 @functools.lru_cache(maxsize=4096)
-def _modelled(diagnosis: Diagnosis, model: Model) -> Decision:
-    """The choice that is predicted fastest, by a margin if it is not a peer's.
+def modelled(diagnosis: Diagnosis, model: Model) -> Decision:
+    """A decision with a model that covers the problem.
 
+    What is predicted fastest runs, by a margin if it is not a peer's.
     The default of a variant is the config that is predicted fastest.
     """
     problem, device = diagnosis.problem, diagnosis.device

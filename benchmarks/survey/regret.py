@@ -86,7 +86,12 @@ class Outcome:
         return self.ours if self.z > margin else self.peer
 
     def is_under(self, log_ratio: float, bar: float) -> bool:
-        return log_ratio + _CONFIDENCE * self.error < math.log(bar)
+        return is_under(log_ratio, self.error, bar)
+
+
+def is_under(log_ratio: float, error: float, bar: float) -> bool:
+    """Whether the 95 % confidence interval of a ratio is under a bar."""
+    return log_ratio + _CONFIDENCE * error < math.log(bar)
 
 
 def _today(case: Case, best: float) -> float | None:
