@@ -104,6 +104,33 @@ def test_features_are_finite_numbers_at_every_size(device):
                 assert np.shape(value) in ((), (len(space),))
 
 
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_described_configs_have_what_their_space_says(device):
+    rng = random.Random(1)
+    seen = set()
+    for problem in drawn(60, seed=1):
+        with compiled_elsewhere():
+            names = diagnose(problem, device).candidates
+        for name in names:
+            variant = variants.get(problem.op, name)
+            space = variant.space(problem, device)
+            places = [rng.randrange(len(space)) for _ in range(3)]
+            configs = [space.config(place) for place in places[: len(space)]]
+            own = variants.described(variant, problem, configs, device)
+            assert own.configs() == tuple(configs)
+            assert own.derived.keys() == space.derived.keys()
+            for field, values in own.derived.items():
+                expected = space.derived[field][places[: len(configs)]]
+                np.testing.assert_allclose(values, expected, rtol=1e-12, err_msg=field)
+            assert (own.modelled_us is None) == (space.modelled_us is None)
+            if own.modelled_us is not None and space.modelled_us is not None:
+                np.testing.assert_allclose(
+                    own.modelled_us, space.modelled_us[places[: len(configs)]], 1e-12
+                )
+            seen |= {name} if space.derived else set()
+    assert seen
+
+
 def test_a_part_of_the_scores_is_seen_as_a_mask_says():
     for problem in drawn(200, draws=(attentions,)):
         assert isinstance(problem, AttentionProblem)

@@ -21,6 +21,7 @@ from tracea_jax.variants.base import (
     Inline,
     Variant,
     config_from_json,
+    described,
     kernels_in,
     may_vary,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "Variant",
     "check_implementation",
     "config_from_json",
+    "described",
     "get",
     "kernels_in",
     "may_vary",
