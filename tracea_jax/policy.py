@@ -20,6 +20,7 @@ from tracea_jax.model.decision import Guess, best, chosen
 from tracea_jax.model.model import PEERS, Model, covering
 from tracea_jax.page import times
 from tracea_jax.problem import Problem
+from tracea_jax.runtime.trust import warn_once
 from tracea_jax.variants import Config, Space, Variant
 from tracea_jax.variants.base import Doubting, Varying
 
@@ -127,32 +128,52 @@ def decide(diagnosis: Diagnosis, model: Model | None = None) -> Decision:
       model: by default the one that ships for the device.
     """
     problem, device = diagnosis.problem, diagnosis.device
-    if model is None:
-        model = covering(problem, device)
-    elif not model.covers(problem, device):
-        model = None
-    if model is None or _fused(problem, device):
-        return unmodelled(diagnosis)
-    return modelled(diagnosis, model)
+    try:
+        if model is None:
+            model = covering(problem, device)
+        elif not model.covers(problem, device):
+            model = None
+        if model is not None and not _fused(problem, device):
+            return modelled(diagnosis, model)
+    except Exception as e:  # a default is no reason for a program to fail
+        warn_once(
+            f"the model of {device} failed for {problem}; please report: "
+            f"{type(e).__name__}: {e}",
+            f"model {problem.op}",
+        )
+    return unmodelled(diagnosis)
 
 
 @functools.lru_cache(maxsize=4096)
 def modelled(diagnosis: Diagnosis, model: Model) -> Decision:
     """A decision with a model that covers the problem.
 
-    What is predicted fastest runs, by a margin if it is not a peer's.
-    The default of a variant is the config that is predicted fastest.
+    What is predicted fastest runs, by a margin if it is not a peer's; of a few configs
+    of each variant, see ``Model.considered``. The default of a variant is the one of
+    them that is predicted fastest.
     """
     problem, device = diagnosis.problem, diagnosis.device
-    spaces = _spaces(diagnosis)
-    own = dataclasses.replace(spaces, own=True)
-    guesses = best(model.predict(problem, device, own))
-    found = chosen(guesses, model.ops[problem.op].margin)
+    spaces = {
+        name: variants.described(variants.get(problem.op, name), problem, own, device)
+        for name in diagnosis.candidates
+        if (own := _considered(diagnosis, model, name))
+    }
+    configs = {name: space.configs() for name, space in spaces.items()}
+    guesses = best(
+        model.predict(problem, device, spaces),
+        {
+            name: [diagnosis.may_vary(name, config) is not None for config in own]
+            for name, own in configs.items()
+        },
+    )
+    margin = model.margin(problem)
+    found = chosen(guesses, margin, diagnosis.deterministic)
     if found is None:
         return unmodelled(diagnosis)
+    firsts = {g.variant: g for g in reversed(guesses)} | {found.variant: found}
     choices = {
-        name: Choice(variant=name, config=own[name].config(guess.index))
-        for name, guess in guesses.items()
+        name: Choice(variant=name, config=configs[name][guess.index])
+        for name, guess in firsts.items()
     }
     return Decision(
         choice=choices[found.variant],
@@ -160,21 +181,46 @@ def modelled(diagnosis: Diagnosis, model: Model) -> Decision:
             choices.get(name) or _default(name, problem, device)
             for name in diagnosis.candidates
         ),
-        spaces=spaces,
-        reason=_prediction(found, guesses),
+        spaces=_spaces(diagnosis),
+        reason=_prediction(found, firsts),
     )
+
+
+def _considered(diagnosis: Diagnosis, model: Model, name: str) -> list[Config]:
+    """The configs of a variant that are predicted: those that may run, or its default.
+
+    There are none of variants that the model does not know.
+    """
+    problem, device = diagnosis.problem, diagnosis.device
+    variant = variants.get(problem.op, name)
+    if not model.knows(problem.op, name):
+        return []
+    known = model.considered(problem, name)
+    given = [config for config in known if config is not None]
+    legal = [c for c in given if variants.is_legal(variant, problem, c, device)]
+    if diagnosis.deterministic:
+        legal = [c for c in legal if diagnosis.may_vary(name, c) is None]
+    if len(given) < len(known) or not legal:  # the default's bits are equal if any are
+        legal.append(variant.heuristic(problem, device))
+    return list(dict.fromkeys(legal))
 
 
 def _prediction(found: Guess, guesses: Mapping[str, Guess]) -> str:
     """The prediction of what was chosen, and of what it was compared with."""
     peers = [g for g in guesses.values() if g.variant in PEERS and g != found]
     ours = [g for g in guesses.values() if g.variant not in PEERS and g != found]
-    low, high = map(times.number, found.interval_us)
-    text = [f"model: {times.microseconds(found.us)} ({low} to {high})"]
+    text = [f"model: {_predicted(found)}"]
     for other in sorted(peers or ours, key=lambda g: g.log_us):
         name = "XLA" if other.variant == "xla" else other.variant
-        text.append(f"{name} {times.microseconds(other.us)}")
+        text.append(f"{name} {_predicted(other)}")
     return ", ".join(text)
+
+
+def _predicted(guess: Guess) -> str:
+    if not guess.sigma:
+        return times.microseconds(guess.us)
+    low, high = map(times.number, guess.interval_us)
+    return f"{times.microseconds(guess.us)} ({low} to {high})"
 
 
 def unmodelled(diagnosis: Diagnosis) -> Decision:

@@ -33,6 +33,7 @@ from tracea_jax.variants import Space
 Numbers = dict[str, Any]  # a number, or a column of them, by name
 
 _TILES = (16, 32, 64, 128, 256)  # along an axis; those of all libraries divide these
+_MOST_QUERIES = 4096  # whose keys are counted
 _MOST_TWOS = 256  # no kernel reads more elements at once
 
 
@@ -63,7 +64,9 @@ def of_space(problem: Problem, device: Device, variant: str, space: Space) -> Nu
     numbers.update({f"derived.{n}": values for n, values in space.derived.items()})
     numbers.update(_of_tiles(problem, device, space.columns))
     if space.modelled_us is not None:
+        floor_us = roofline.floor_us(problem, device) or 0.0
         numbers["modelled"] = np.log2(space.modelled_us)
+        numbers["modelled_per_floor"] = numbers["modelled"] - _log_ratio(floor_us, 1)
     return numbers
 
 
@@ -272,10 +275,13 @@ def _seen_part(problem: AttentionProblem) -> float:
     everything = p.q_len + p.kv_len
     left, right = p.window or (everything, everything)
     right = min(right, 0) if p.is_causal else right
-    queries = np.arange(p.q_len) + (p.kv_len - p.q_len if p.aligned_at_end else 0)
+    if 0 in (p.q_len, p.kv_len):
+        return 0.0
+    queries = np.linspace(0, p.q_len - 1, min(p.q_len, _MOST_QUERIES)).round()
+    queries += p.kv_len - p.q_len if p.aligned_at_end else 0
     first = np.clip(queries - left, 0, p.kv_len)
     last = np.clip(queries + right + 1, 0, p.kv_len)
-    return float(np.maximum(last - first, 0).sum()) / max(p.q_len * p.kv_len, 1)
+    return float(np.maximum(last - first, 0).mean()) / p.kv_len
 
 
 _FAMILIES: Mapping[str, Callable[[Any, Device], Numbers]] = {

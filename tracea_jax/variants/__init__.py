@@ -22,6 +22,7 @@ from tracea_jax.variants.base import (
     Variant,
     config_from_json,
     described,
+    is_legal,
     kernels_in,
     may_vary,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "config_from_json",
     "described",
     "get",
+    "is_legal",
     "kernels_in",
     "may_vary",
     "of",

@@ -171,6 +171,15 @@ def may_vary(
     return variant.may_vary(problem, config, device)
 
 
+def is_legal(variant: Variant, problem: Any, config: Config, device: Device) -> bool:
+    """Whether a config is legal for a problem that the variant can serve."""
+    try:
+        variant.check(problem, config, device)
+    except ValueError:
+        return False
+    return True
+
+
 def described(
     variant: Variant, problem: Any, configs: Sequence[Config], device: Device
 ) -> Space:
