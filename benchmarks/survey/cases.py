@@ -43,6 +43,7 @@ class Case:
     problem: Problem
     device: Device
     measured: tuple[Measured, ...]
+    versions: tuple[tuple[str, str], ...] = ()  # of libraries, by name
 
     @property
     def family(self) -> str:
@@ -119,6 +120,7 @@ def _of_row(row: Row) -> Case:
         problem=problem,
         device=rows.device_of(row.device),
         measured=tuple(m for m in measured if m is not None),
+        versions=tuple(sorted(row.versions.items())),
     )
 
 

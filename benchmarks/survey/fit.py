@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
+import math
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import portfolio
 import scipy.optimize
 import threadpoolctl
 from cases import Case, shipped, surveyed
-from regret import Outcome, lines, margin_of
+from regret import Outcome, lines, nested, rules, summaries
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import GroupKFold
 
@@ -31,13 +34,14 @@ from tracea_jax.model import features, trees
 from tracea_jax.model.model import (
     OURS,
     PEERS,
+    XLA,
+    Kind,
     Model,
     OpModel,
     Regressor,
-    baseline_us,
     device_kind,
+    reference_us,
 )
-from tracea_jax.variants import Space
 
 TUNED = pathlib.Path(__file__).parents[2] / "tracea_jax/data/tuned"
 
@@ -54,16 +58,16 @@ class Settings:
     """
 
     members: int = 4
-    trees: int = 150
+    trees: int = 120
     rate: float = 0.08
-    least_rows: int = 5
-    penalty: float = 1.0
+    least_rows: int = 8
+    penalty: float = 5.0
     edges: int = 63
-    folds: int = 8
+    folds: int = 6
 
 
-# Features, baseline, target, error, case and place; see ``Samples``.
-Row = tuple[dict[str, Any], float, float, float, int, int]
+# Features, target, error, case and place; see ``Samples``.
+Row = tuple[dict[str, Any], float, float, int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,15 +77,13 @@ class Samples:
     Attributes:
       names: of the features.
       values: (rows, features), NaN where a row lacks one.
-      baseline: logarithm of what predictions are relative to.
-      target: logarithm of the time over the baseline.
+      target: logarithm of the time over its reference, see ``model.model``.
       error: standard error of each target.
       case, place: of each row its case, and its place in ``Case.measured``.
     """
 
     names: tuple[str, ...]
     values: np.ndarray
-    baseline: np.ndarray
     target: np.ndarray
     error: np.ndarray
     case: np.ndarray
@@ -92,36 +94,48 @@ def samples_of(cases: Sequence[Case], overhead_us: float) -> dict[str, Samples]:
     """The samples of each group that has any."""
     rows: dict[str, list[Row]] = {}
     for number, case in enumerate(cases):
-        asked = (case.problem, case.device)
-        shared = features.of_problem(*asked)
-        for place, space in _spaces(case):
-            measured = case.measured[place]
-            name = measured.choice.variant
-            group = name if name in PEERS else OURS
-            own = {} if name in PEERS else features.of_space(*asked, name, space)
-            numbers = {n: float(np.ravel(v)[0]) for n, v in {**shared, **own}.items()}
-            us = np.ravel(baseline_us(*asked, overhead_us, space))[0]
-            baseline = float(np.log(us))
-            target = float(np.log(measured.time_us)) - baseline
-            row = (numbers, baseline, target, measured.error, number, place)
-            rows.setdefault(group, []).append(row)
+        shared = features.of_problem(case.problem, case.device)
+        xla_us = next(
+            (m.time_us for m in case.measured if m.choice.variant == XLA), 0.0
+        )
+        for name, places in _legal(case).items():
+            reference = xla_us
+            if name == XLA:
+                reference = reference_us(case.problem, case.device, overhead_us)
+            if not reference:
+                continue
+            configs = [case.measured[place].choice.config for place in places]
+            own = _of_configs(case, name, configs)
+            for i, place in enumerate(places):
+                measured = case.measured[place]
+                numbers = {
+                    n: float(v if np.ndim(v) == 0 else v[i]) for n, v in own.items()
+                }
+                target = math.log(measured.time_us / reference)
+                row = ({**shared, **numbers}, target, measured.error, number, place)
+                rows.setdefault(name if name in PEERS else OURS, []).append(row)
     return {group: _samples(own) for group, own in sorted(rows.items())}
 
 
-def _spaces(case: Case) -> Iterator[tuple[int, Space]]:
-    """(place, space of this config alone) of each choice that its variant has."""
-    spaces: dict[str, Space | None] = {}
+def _legal(case: Case) -> dict[str, list[int]]:
+    """Places in ``Case.measured`` of the choices that may run, by variant."""
+    found: dict[str, list[int]] = {}
     for place, measured in enumerate(case.measured):
-        name = measured.choice.variant
-        if name not in spaces:
-            variant = variants.get(case.problem.op, name)
-            refused = variant.why_not(case.problem, case.device)
-            spaces[name] = None if refused else variant.space(case.problem, case.device)
-        if (space := spaces[name]) is None:
-            continue
-        if (index := space.index(measured.choice.config)) is None:
-            continue
-        yield place, space.only(np.arange(len(space)) == index, "other")
+        choice = measured.choice
+        variant = variants.get(case.problem.op, choice.variant)
+        if variant.why_not(case.problem, case.device) is None:
+            if variants.is_legal(variant, case.problem, choice.config, case.device):
+                found.setdefault(choice.variant, []).append(place)
+    return found
+
+
+def _of_configs(case: Case, name: str, configs: Sequence[Any]) -> dict[str, Any]:
+    """Features of configs of a variant."""
+    if name in PEERS:
+        return {}
+    variant = variants.get(case.problem.op, name)
+    space = variants.described(variant, case.problem, configs, case.device)
+    return features.of_space(case.problem, case.device, name, space)
 
 
 def _samples(rows: Sequence[Row]) -> Samples:
@@ -132,11 +146,10 @@ def _samples(rows: Sequence[Row]) -> Samples:
     return Samples(
         names=tuple(names),
         values=values[:, differs],
-        baseline=np.array([r[1] for r in rows]),
-        target=np.array([r[2] for r in rows]),
-        error=np.array([r[3] for r in rows]),
-        case=np.array([r[4] for r in rows]),
-        place=np.array([r[5] for r in rows]),
+        target=np.array([r[1] for r in rows]),
+        error=np.array([r[2] for r in rows]),
+        case=np.array([r[3] for r in rows]),
+        place=np.array([r[4] for r in rows]),
     )
 
 
@@ -281,35 +294,68 @@ def fit_op(
         ensemble = group.fitted(everything, settings)
         regressors[name] = Regressor(trees=ensemble, noise=noise, gain=gain)
         sigma = np.hypot(noise, gain * spread)
-        log_us = samples.baseline + mean
         for row in everything.tolist():
             place = (int(samples.case[row]), int(samples.place[row]))
-            guesses[place] = (float(log_us[row]), float(sigma[row]))
-    outcomes = [
-        outcome
-        for number, case in enumerate(cases)
-        if (outcome := Outcome.of(case, number, guesses)) is not None
-    ]
-    margin = margin_of(outcomes)
+            relative = float(mean[row]), float(sigma[row])
+            guesses[place] = (0.0, 0.0) if name == XLA else relative
+    found = [Outcome.of(case, i, guesses) for i, case in enumerate(cases)]
+    outcomes = [outcome for outcome in found if outcome is not None]
     ours = {m.choice.variant for case in cases for m in case.measured} - {*PEERS}
     model = OpModel(
         regressors=regressors,
         overhead_us=overhead_us,
-        margin=margin,
-        kinds=frozenset(features.kind(case.problem) for case in cases),
+        kinds={},
+        reach=_reach(cases),
         variants=frozenset(ours),
         facts={
             "problems": len(cases),
-            "judged": len(outcomes),
             "rows": source,
             "settings": dataclasses.asdict(settings),
             "scikit-learn": importlib.metadata.version("scikit-learn"),
-            "errors": {
-                n: {"noise": r.noise, "gain": r.gain} for n, r in regressors.items()
-            },
+            "versions": [
+                dict(run) for run in sorted({case.versions for case in cases})
+            ],
         },
     )
-    return model, outcomes
+    decided = rules(outcomes)
+    folds = _folds(outcomes, settings)
+    facts = {
+        kind: {name: dataclasses.asdict(s) for name, s in own.items()}
+        for kind, own in summaries(nested(outcomes, folds)).items()
+    }
+    portfolios = portfolio.of_kinds(cases, model)
+    kinds = {
+        kind: Kind(margin=margin, portfolio=portfolios[kind], facts=facts[kind])
+        for kind, margin in decided.items()
+        if margin is not None
+    }
+    others = {k: facts[k] for k in sorted(facts) if k and k not in kinds}
+    about = {**model.facts, "held out": facts[""], "without": others}
+    return dataclasses.replace(model, kinds=kinds, facts=about), outcomes
+
+
+def _folds(outcomes: Sequence[Outcome], settings: Settings) -> list[int]:
+    """The fold of each outcome; families stay together."""
+    families = [o.case.family for o in outcomes]
+    count = min(settings.folds, len({*families}))
+    found = [0] * len(outcomes)
+    if count > 1:
+        split = GroupKFold(count).split(families, None, families)
+        for fold, (_, own) in enumerate(split):
+            for i in own:
+                found[i] = fold
+    return found
+
+
+def _reach(cases: Sequence[Case]) -> dict[str, tuple[float, float]]:
+    """The least and greatest value of each feature of the problems."""
+    found: dict[str, tuple[float, float]] = {}
+    for case in cases:
+        numbers = features.of_problem(case.problem, case.device)
+        for name, value in numbers.items():
+            low, high = found.get(name, (value, value))
+            found[name] = (min(low, value), max(high, value))
+    return dict(sorted(found.items()))
 
 
 def read(arguments: argparse.Namespace) -> list[Case]:
@@ -340,10 +386,19 @@ def fit(cases: Sequence[Case], settings: Settings) -> dict[str, Model]:
         for op in sorted({case.problem.op for case in own}):
             chosen = [case for case in own if case.problem.op == op]
             ops[op], outcomes = fit_op(chosen, settings, digest(chosen))
-            print(f"{kind} {op}, {ops[op].facts['errors']}")
-            print("\n".join(lines(outcomes, ops[op].margin)))
+            errors = {n: (r.noise, r.gain) for n, r in ops[op].regressors.items()}
+            print(f"{kind} {op}, (noise, gain): {errors}")
+            judged = nested(outcomes, _folds(outcomes, settings))
+            print("\n".join(lines(judged, functools.partial(_rule, ops[op]))))
         made[kind] = Model(device=kind, ops=ops)
     return made
+
+
+def _rule(op: OpModel, kind: str) -> str:
+    """How problems of a kind are decided, in words."""
+    if not kind:
+        return ""
+    return f"margin {op.kinds[kind].margin:.2f}" if kind in op.kinds else "(as today)"
 
 
 def main() -> None:

@@ -1,8 +1,16 @@
-"""Tables of regret: the cost of decisions on problems that a model never saw.
+"""Regret: the cost of decisions on problems that a model never saw, and the margins.
 
 The ratio of a decision is the time of the best peer over that of what it runs; where
-that is XLA on a device without another peer, it is 1. A ratio counts as under a bar
-only if its 95 % confidence interval is.
+these are the same, it is 1. A ratio counts as under a bar only if its 95 % confidence
+interval is.
+
+The margin of a kind of problem is the least one at which losses are expected to keep
+within the bars. Of ``n`` held-out problems, ``l`` of them under the bar, a further one
+is expected to be under it with probability (l + 1) / (n + 1), as in conformal risk
+control. So much is said of an op. To what a kind has seen for itself, the op's share is
+added as if it came from 1 / bar problems, so that a kind of few problems follows the
+op, and outliers of one kind hardly matter for another that has many. Losses that no
+margin avoids, as of one peer chosen over another, are not counted.
 """
 
 from __future__ import annotations
@@ -14,46 +22,60 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from cases import Case
 
-from tracea_jax import policy
+from tracea_jax import policy, variants
 from tracea_jax.diagnosis import compiled_elsewhere, diagnose
 from tracea_jax.model import features
-from tracea_jax.model.decision import beats
-from tracea_jax.model.model import PEERS
+from tracea_jax.model.decision import beats, best, chosen
+from tracea_jax.model.model import PEERS, Prediction
 
-SHARE = 0.01  # of decisions that may be under the first bar
 BARS = (0.97, 0.90)
+SHARES = (0.01, 1 / 300)  # of decisions that may be under each
 _NAMES = 44  # columns
 _CONFIDENCE = 1.96  # standard errors to either side
+
+Guesses = Mapping[tuple[int, int], tuple[float, float]]
+Rules = Mapping[str, float | None]  # margins by kind; None where today's rule is kept
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """The time of the best peer over that of a choice.
+
+    Attributes:
+      log: its logarithm.
+      error: standard error of that.
+    """
+
+    log: float
+    error: float
+
+    def is_under(self, bar: float) -> bool:
+        return is_under(self.log, self.error, bar)
+
+
+SAME = Ratio(log=0.0, error=0.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The prediction of a case, and the times of its choices.
+    """What decisions about a case come to.
 
     Attributes:
       case: it.
-      z: standard deviations by which the best guess of ours beats the best of peers.
-      ours, peer: log ratios of what these guesses chose; 0 is the best peer.
+      kind: of the problem.
+      steps: (from which margin on, the ratio of what the model chooses), from 0 on.
+      today: of the policy without a model; None if its choice was not measured.
       oracle: of the fastest choice measured.
-      today: of the policy's; None if its choice was not measured.
-      error: of a ratio of ours.
     """
 
     case: Case
-    z: float
-    ours: float
-    peer: float
-    oracle: float
-    today: float | None
-    error: float
+    kind: str
+    steps: tuple[tuple[float, Ratio], ...]
+    today: Ratio | None
+    oracle: Ratio
 
     @classmethod
-    def of(
-        cls,
-        case: Case,
-        number: int,
-        guesses: Mapping[tuple[int, int], tuple[float, float]],
-    ) -> Outcome | None:
+    def of(cls, case: Case, number: int, guesses: Guesses) -> Outcome | None:
         """None unless a peer and a choice of ours were measured and predicted.
 
         Args:
@@ -61,32 +83,27 @@ class Outcome:
           guesses: (number of the case, place) -> logarithm of the time, and its sigma.
         """
         known = [i for i in range(len(case.measured)) if (number, i) in guesses]
-        peers = [i for i in known if case.measured[i].choice.variant in PEERS]
-        ours = [i for i in known if i not in peers]
-        if not peers or not ours:
+        names = {case.measured[i].choice.variant for i in known}
+        if not names & {*PEERS} or names <= {*PEERS}:
             return None
-        times = [math.log(m.time_us) for m in case.measured]
-        best = min(times[i] for i in peers)
-        chosen = min(ours, key=lambda i: guesses[number, i][0])
-        peer = min(peers, key=lambda i: guesses[number, i][0])
-        fastest = min(peers, key=lambda i: times[i])
-        errors = [case.measured[i].error for i in (chosen, fastest)]
+        ratios = _ratios(case, known)
+        every = [ratios[i] for i in known]
         return cls(
             case=case,
-            z=beats(*guesses[number, chosen], *guesses[number, peer]),
-            ours=best - times[chosen],
-            peer=best - times[peer],
-            oracle=max(best - min(times[i] for i in ours), 0.0),
-            today=_today(case, best),
-            error=math.hypot(*errors),
+            kind=features.kind(case.problem),
+            steps=tuple(_steps(case, {i: guesses[number, i] for i in known}, ratios)),
+            today=_today(case, ratios),
+            oracle=max((SAME, *every), key=lambda r: r.log),
         )
 
-    def ratio(self, margin: float) -> float:
-        """Log ratio of what the model chooses at a margin."""
-        return self.ours if self.z > margin else self.peer
+    def at(self, margin: float) -> Ratio:
+        """The ratio of what the model chooses at a margin."""
+        return [ratio for z, ratio in self.steps if z <= margin][-1]
 
-    def is_under(self, log_ratio: float, bar: float) -> bool:
-        return is_under(log_ratio, self.error, bar)
+    def by(self, rules: Rules) -> Ratio:
+        """The ratio of what runs by the rules of its kind."""
+        margin = rules.get(self.kind)
+        return self.at(margin) if margin is not None else self.today or SAME
 
 
 def is_under(log_ratio: float, error: float, bar: float) -> bool:
@@ -94,60 +111,209 @@ def is_under(log_ratio: float, error: float, bar: float) -> bool:
     return log_ratio + _CONFIDENCE * error < math.log(bar)
 
 
-def _today(case: Case, best: float) -> float | None:
+def _ratios(case: Case, places: Sequence[int]) -> dict[int, Ratio]:
+    """The ratio of each choice."""
+    measured = case.measured
+    peers = [i for i in places if measured[i].choice.variant in PEERS]
+    fastest = min(peers, key=lambda i: measured[i].time_us)
+    return {
+        i: SAME
+        if i == fastest
+        else Ratio(
+            log=math.log(measured[fastest].time_us / measured[i].time_us),
+            error=math.hypot(measured[fastest].error, measured[i].error),
+        )
+        for i in places
+    }
+
+
+def _steps(
+    case: Case,
+    guesses: Mapping[int, tuple[float, float]],
+    ratios: Mapping[int, Ratio],
+) -> list[tuple[float, Ratio]]:
+    places: dict[str, list[int]] = {}
+    for i in guesses:
+        places.setdefault(case.measured[i].choice.variant, []).append(i)
+    every = best(
+        {
+            name: Prediction(
+                log_us=np.array([guesses[i][0] for i in own]),
+                sigma=np.array([guesses[i][1] for i in own]),
+            )
+            for name, own in places.items()
+        },
+        {name: [_varies(case, i) for i in own] for name, own in places.items()},
+    )
+    changes = {
+        beats(own.log_us, own.sigma, peer.log_us, peer.sigma)
+        for own in every
+        for peer in every
+        if own.variant not in PEERS and peer.variant in PEERS
+    }
+    found: list[tuple[float, Ratio]] = []
+    for margin in (0.0, *sorted(z for z in changes if z > 0)):
+        guess = chosen(every, margin)
+        assert guess is not None
+        ratio = ratios[places[guess.variant][guess.index]]
+        if not found or ratio != found[-1][1]:
+            found.append((margin, ratio))
+    return found
+
+
+def _varies(case: Case, place: int) -> bool:
+    choice = case.measured[place].choice
+    variant = variants.get(case.problem.op, choice.variant)
+    why = variants.may_vary(variant, case.problem, choice.config, case.device)
+    return why is not None
+
+
+def _today(case: Case, ratios: Mapping[int, Ratio]) -> Ratio | None:
     with compiled_elsewhere():
         choice = policy.unmodelled(diagnose(case.problem, case.device)).choice
-    found = [m.time_us for m in case.measured if m.choice == choice]
-    return best - math.log(found[0]) if found else None
+    found = [r for i, r in ratios.items() if case.measured[i].choice == choice]
+    return found[0] if found else None
 
 
-def margin_of(outcomes: Sequence[Outcome]) -> float:
-    """The least margin at which the decisions keep within the bars."""
-    places = {0.0, *(math.ceil(max(o.z, 0.0) * 1e4) / 1e4 for o in outcomes)}
-    return next((m for m in sorted(places) if _is_within(outcomes, m)), math.inf)
+# ---- margins -------------------------------------------------------------------------
 
 
-def _is_within(outcomes: Sequence[Outcome], margin: float) -> bool:
-    taken = [o for o in outcomes if o.z > margin]
-    few, none = ([o.is_under(o.ours, bar) for o in taken] for bar in BARS)
-    return sum(few) <= SHARE * len(outcomes) and not any(none)
+def margins(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The margin of each kind; see the module's text."""
+    places = {0.0, *(_above(z) for o in outcomes for z, _ in o.steps if z > 0)}
+    tried = [*sorted(places), math.inf]
+    kinds = sorted({o.kind for o in outcomes})
+    within = np.ones((len(kinds), len(tried)), bool)
+    for bar, share in zip(BARS, SHARES, strict=True):
+        lost = np.array([[o.at(m).is_under(bar) for m in tried] for o in outcomes])
+        lost &= ~lost[:, -1:]
+        count = len(outcomes)
+        further = bar == BARS[0]  # none was seen under the other in most surveys
+        prior = (lost.sum(axis=0) + further) / (count + further)
+        for row, kind in enumerate(kinds):
+            own = lost[[o.kind == kind for o in outcomes]]
+            expected = (own.sum(axis=0) + prior / share) / (len(own) + 1 / share)
+            within[row] &= expected <= share
+    within[:, -1] = True
+    return {kind: tried[int(within[row].argmax())] for row, kind in enumerate(kinds)}
 
 
-def lines(outcomes: Sequence[Outcome], margin: float) -> list[str]:
-    """A table: the model at its margin and at others, today's policy, the oracle."""
+def _above(z: float) -> float:
+    """The margin that just excludes what beats its peer by so much, in few digits."""
+    return math.ceil(z * 1e4) / 1e4
+
+
+def rules(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
+    """The margin of each kind, or None if the policy without a model is as good.
+
+    Differences of a kind are pooled with the op's like shares of losses. Where today's
+    choices keep within the first bar, the model's must, too.
+    """
     judged = [o for o in outcomes if o.today is not None]
-    rules: list[tuple[str, Sequence[Outcome], Callable[[Outcome], float]]] = [
-        (f"model, margin {margin:.2f}", outcomes, lambda o: o.ratio(margin)),
-        ("model, margin 0", outcomes, lambda o: o.ratio(0.0)),
-        ("model where today is known", judged, lambda o: o.ratio(margin)),
-        ("today", judged, lambda o: o.today or 0.0),
-        ("oracle", outcomes, lambda o: o.oracle),
-    ]
-    head = f"{'':{_NAMES}} cases  ours  geomean  <0.97  <0.90  worst  (as measured)"
-    kinds = sorted({features.kind(o.case.problem) for o in judged})
-    for kind in kinds if len(kinds) > 1 else ():
-        own = [o for o in judged if features.kind(o.case.problem) == kind]
-        rules += [
-            (f"  {kind}", own, lambda o: o.ratio(margin)),
-            ("    today", own, lambda o: o.today or 0.0),
-            ("    oracle", own, lambda o: o.oracle),
-        ]
-    return [head, *(_line(name, own, rule) for name, own, rule in rules)]
+    found: dict[str, float | None] = {**margins(outcomes)}
+    gains = [_gain(o, found) for o in judged]
+    pooled = math.fsum(gains) / max(len(gains), 1)
+    weight = 1 / SHARES[0]
+    for kind in found:
+        own = [(g, o) for g, o in zip(gains, judged, strict=True) if o.kind == kind]
+        gain = math.fsum(g for g, _ in own) + weight * pooled
+        lost = sum(o.by(found).is_under(BARS[0]) for _, o in own)
+        lost_today = sum((o.today or SAME).is_under(BARS[0]) for _, o in own)
+        if gain <= 0 or lost > max(lost_today, math.ceil(SHARES[0] * len(own))):
+            found[kind] = None
+    return found
 
 
-def _line(
-    name: str, outcomes: Sequence[Outcome], rule: Callable[[Outcome], float]
-) -> str:
-    if not outcomes:
-        return f"{name:{_NAMES}} {0:5d}"
-    ratios = np.array([rule(o) for o in outcomes])
-    under = [
-        np.mean([o.is_under(r, bar) for o, r in zip(outcomes, ratios, strict=True)])
-        for bar in BARS
-    ]
-    return (
-        f"{name:{_NAMES}} {len(ratios):5d} {np.mean(ratios != 0):5.0%} "
-        f"{math.exp(ratios.mean()):8.3f} {under[0]:6.1%} {under[1]:6.1%} "
-        f"{math.exp(ratios.min()):6.2f}  "
-        + ", ".join(f"{np.mean(ratios < math.log(bar)):.1%}" for bar in BARS)
-    )
+def _gain(outcome: Outcome, known: Rules) -> float:
+    return outcome.by(known).log - (outcome.today or SAME).log
+
+
+def nested(
+    outcomes: Sequence[Outcome], folds: Sequence[int]
+) -> list[tuple[Outcome, Ratio]]:
+    """Each outcome with its ratio by the rules that other folds led to."""
+    found: list[tuple[Outcome, Ratio]] = []
+    for fold in sorted({*folds}):
+        known = rules([o for o, f in zip(outcomes, folds, strict=True) if f != fold])
+        own = [o for o, f in zip(outcomes, folds, strict=True) if f == fold]
+        found += [(o, o.by(known)) for o in own]
+    return found
+
+
+# ---- tables --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A line of a table.
+
+    Attributes:
+      problems: how many.
+      ours: share of those that do not run as the best peer.
+      geomean: of the ratios.
+      under: share of ratios under each bar.
+      worst: ratio.
+    """
+
+    problems: int
+    ours: float
+    geomean: float
+    under: tuple[float, ...]
+    worst: float
+
+    @classmethod
+    def of(cls, ratios: Sequence[Ratio]) -> Summary | None:
+        """None without any."""
+        if not ratios:
+            return None
+        logs = [r.log for r in ratios]
+        count = len(ratios)
+        return cls(
+            problems=count,
+            ours=_digits(sum(r != SAME for r in ratios) / count),
+            geomean=_digits(math.exp(math.fsum(logs) / count)),
+            under=tuple(
+                _digits(sum(r.is_under(bar) for r in ratios) / count) for bar in BARS
+            ),
+            worst=_digits(math.exp(min(logs))),
+        )
+
+    def __str__(self) -> str:
+        under = " ".join(f"{share:6.1%}" for share in self.under)
+        return (
+            f"{self.problems:5d} {self.ours:5.0%} {self.geomean:8.3f} {under} "
+            f"{self.worst:6.2f}"
+        )
+
+
+def _digits(value: float) -> float:
+    return round(value, 4)
+
+
+def summaries(
+    judged: Sequence[tuple[Outcome, Ratio]],
+) -> dict[str, dict[str, Summary]]:
+    """By kind, and "" for all: the model's rules, today's, and the oracle."""
+    found: dict[str, dict[str, Summary]] = {}
+    for kind in ("", *sorted({o.kind for o, _ in judged})):
+        own = [(o, r) for o, r in judged if kind in ("", o.kind)]
+        every = {
+            "model": [r for _, r in own],
+            "today": [o.today for o, _ in own if o.today is not None],
+            "oracle": [o.oracle for o, _ in own],
+        }
+        made = {name: Summary.of(ratios) for name, ratios in every.items()}
+        found[kind] = {name: of for name, of in made.items() if of is not None}
+    return found
+
+
+def lines(
+    judged: Sequence[tuple[Outcome, Ratio]], describe: Callable[[str], str]
+) -> list[str]:
+    """The summaries as a table; ``describe`` says how a kind is decided."""
+    text = [f"{'':{_NAMES}} cases  ours  geomean  <0.97  <0.90  worst"]
+    for kind, of in summaries(judged).items():
+        for name, summary in of.items():
+            title = f"{kind or 'all'} {describe(kind)}" if name == "model" else ""
+            text.append(f"{title[:_NAMES]:{_NAMES}} {summary}  {name}")
+    return text
