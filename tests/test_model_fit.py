@@ -167,12 +167,13 @@ def test_a_margin_keeps_expected_losses_within_the_bars(survey):
     assert margins([*wins, *badly, *badly, *badly]) == {"a": 2.0}
     doubtful = of((2.0, 0.89), count=9, error=0.2)
     assert margins([*wins, *doubtful]) == {"a": 0.0}
-    certain = outcomes_of(survey, "a", (0.0, 1.0), count=598)
     forced = [
         dataclasses.replace(o, steps=((0.0, o.today),))
         for o in of((1.0, 0.5), today=0.5, count=9)
     ]
-    assert margins([*certain, *forced]) == {"a": 0.0}  # no margin avoids these
+    assert margins([*wins, *forced]) == {"a": 0.0}  # no margin avoids these
+    assert margins([*wins, *forced, *slightly]) == {"a": 1.0}
+    assert margins(forced) == {"a": math.inf}
 
 
 def test_few_problems_are_no_evidence(survey):

@@ -16,7 +16,7 @@ import hashlib
 import importlib.metadata
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from tracea_jax.model.model import (
     OpModel,
     Regressor,
     device_kind,
+    reference_of,
     reference_us,
 )
 
@@ -95,14 +96,10 @@ def samples_of(cases: Sequence[Case], overhead_us: float) -> dict[str, Samples]:
     rows: dict[str, list[Row]] = {}
     for number, case in enumerate(cases):
         shared = features.of_problem(case.problem, case.device)
-        xla_us = next(
-            (m.time_us for m in case.measured if m.choice.variant == XLA), 0.0
-        )
+        over_us = _references(case, overhead_us)
         for name, places in _legal(case).items():
-            reference = xla_us
-            if name == XLA:
-                reference = reference_us(case.problem, case.device, overhead_us)
-            if not reference:
+            group = name if name in PEERS else OURS
+            if group not in over_us:
                 continue
             configs = [case.measured[place].choice.config for place in places]
             own = _of_configs(case, name, configs)
@@ -111,10 +108,28 @@ def samples_of(cases: Sequence[Case], overhead_us: float) -> dict[str, Samples]:
                 numbers = {
                     n: float(v if np.ndim(v) == 0 else v[i]) for n, v in own.items()
                 }
-                target = math.log(measured.time_us / reference)
+                target = math.log(measured.time_us / over_us[group])
                 row = ({**shared, **numbers}, target, measured.error, number, place)
-                rows.setdefault(name if name in PEERS else OURS, []).append(row)
+                rows.setdefault(group, []).append(row)
     return {group: _samples(own) for group, own in sorted(rows.items())}
+
+
+def _references(case: Case, overhead_us: float) -> dict[str, float]:
+    """The times that those of each group are relative to; none without XLA's."""
+    peers = _peers(case)
+    if XLA not in peers:
+        return {}
+    return {
+        **dict.fromkeys(PEERS, peers[XLA]),
+        XLA: reference_us(case.problem, case.device, overhead_us),
+        OURS: peers[reference_of(peers)],
+    }
+
+
+def _peers(case: Case) -> dict[str, float]:
+    """Times of the peers that were measured."""
+    measured = {m.choice.variant: m.time_us for m in case.measured}
+    return {name: measured[name] for name in PEERS if name in measured}
 
 
 def _legal(case: Case) -> dict[str, list[int]]:
@@ -135,7 +150,8 @@ def _of_configs(case: Case, name: str, configs: Sequence[Any]) -> dict[str, Any]
         return {}
     variant = variants.get(case.problem.op, name)
     space = variants.described(variant, case.problem, configs, case.device)
-    return features.of_space(case.problem, case.device, name, space)
+    own = features.of_space(case.problem, case.device, name, space)
+    return {**own, **features.of_reference(reference_of(_peers(case)))}
 
 
 def _samples(rows: Sequence[Row]) -> Samples:
@@ -296,8 +312,8 @@ def fit_op(
         sigma = np.hypot(noise, gain * spread)
         for row in everything.tolist():
             place = (int(samples.case[row]), int(samples.place[row]))
-            relative = float(mean[row]), float(sigma[row])
-            guesses[place] = (0.0, 0.0) if name == XLA else relative
+            guesses[place] = (float(mean[row]), float(sigma[row]))
+    guesses = _referred(cases, guesses)
     found = [Outcome.of(case, i, guesses) for i, case in enumerate(cases)]
     outcomes = [outcome for outcome in found if outcome is not None]
     ours = {m.choice.variant for case in cases for m in case.measured} - {*PEERS}
@@ -332,6 +348,25 @@ def fit_op(
     others = {k: facts[k] for k in sorted(facts) if k and k not in kinds}
     about = {**model.facts, "held out": facts[""], "without": others}
     return dataclasses.replace(model, kinds=kinds, facts=about), outcomes
+
+
+def _referred(
+    cases: Sequence[Case], guesses: Mapping[tuple[int, int], tuple[float, float]]
+) -> dict[tuple[int, int], tuple[float, float]]:
+    """Guesses of each case relative to its reference, as ``Model.predict`` has them."""
+    found: dict[tuple[int, int], tuple[float, float]] = {}
+    for number, case in enumerate(cases):
+        peers = _peers(case)
+        if XLA not in peers:
+            continue
+        known = [i for i in range(len(case.measured)) if (number, i) in guesses]
+        places = {case.measured[i].choice.variant: i for i in known}
+        found |= {(number, i): guesses[number, i] for i in known}
+        reference = number, places[reference_of(peers)]
+        over, sigma = guesses[reference]
+        found[number, places[XLA]] = -over, sigma  # of cuDNN relative to XLA
+        found[reference] = 0.0, 0.0
+    return found
 
 
 def _folds(outcomes: Sequence[Outcome], settings: Settings) -> list[int]:

@@ -17,7 +17,8 @@ from cases import Case
 
 from tracea_jax import variants
 from tracea_jax.model import features
-from tracea_jax.model.model import Model, OpModel, device_kind
+from tracea_jax.model.model import PEERS, Model, OpModel, device_kind
+from tracea_jax.variants import Space
 
 LEAST = 0.005  # of the logarithm of the time, of all problems
 MOST = 8  # configs of a variant
@@ -91,7 +92,13 @@ def _times(
     configs = [default if config is DEFAULT else config for config in columns]
     legal = [variants.is_legal(variant, problem, c, device) for c in configs]
     own = [config for config, of in zip(configs, legal, strict=True) if of]
+    own = list(dict.fromkeys(own))
+    if not own:
+        return None
     space = variants.described(variant, problem, own, device)
     model = Model(device=device_kind(device), ops={problem.op: op})
-    predicted = iter(model.predict(problem, device, {name: space})[name].log_us)
-    return [float(next(predicted)) if of else np.inf for of in legal]
+    peers = [m.choice for m in case.measured if m.choice.variant in PEERS]
+    spaces = {**{c.variant: Space.of(c.config) for c in peers}, name: space}
+    log_us = model.predict(problem, device, spaces)[name].log_us
+    times = dict(zip(own, log_us.tolist(), strict=True))
+    return [times.get(config, np.inf) for config in configs]

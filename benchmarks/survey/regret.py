@@ -9,8 +9,8 @@ within the bars. Of ``n`` held-out problems, ``l`` of them under the bar, a furt
 is expected to be under it with probability (l + 1) / (n + 1), as in conformal risk
 control. So much is said of an op. To what a kind has seen for itself, the op's share is
 added as if it came from 1 / bar problems, so that a kind of few problems follows the
-op, and outliers of one kind hardly matter for another that has many. Losses that no
-margin avoids, as of one peer chosen over another, are not counted.
+op, and outliers of one kind hardly matter for another that has many. Where no margin
+keeps within the bars, as one peer was chosen over another, the best one is taken.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from cases import Case
@@ -182,20 +183,44 @@ def margins(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The margin of each kind; see the module's text."""
     places = {0.0, *(_above(z) for o in outcomes for z, _ in o.steps if z > 0)}
     tried = [*sorted(places), math.inf]
-    kinds = sorted({o.kind for o in outcomes})
-    within = np.ones((len(kinds), len(tried)), bool)
-    for bar, share in zip(BARS, SHARES, strict=True):
-        lost = np.array([[o.at(m).is_under(bar) for m in tried] for o in outcomes])
-        lost &= ~lost[:, -1:]
-        count = len(outcomes)
-        further = bar == BARS[0]  # none was seen under the other in most surveys
-        prior = (lost.sum(axis=0) + further) / (count + further)
-        for row, kind in enumerate(kinds):
-            own = lost[[o.kind == kind for o in outcomes]]
-            expected = (own.sum(axis=0) + prior / share) / (len(own) + 1 / share)
-            within[row] &= expected <= share
-    within[:, -1] = True
-    return {kind: tried[int(within[row].argmax())] for row, kind in enumerate(kinds)}
+    ratios = [[o.at(margin) for margin in tried] for o in outcomes]
+    runs = np.array([[r != own[-1] for r in own] for own in ratios]).any(axis=0)
+    # A margin at which nothing of ours ran says nothing of what runs beyond it.
+    runs[-1] = True
+    kept = [tried[i] for i in np.flatnonzero(runs)]
+    lost = [
+        np.array([[r.is_under(bar) for r in own] for own in ratios])[:, runs]
+        for bar in BARS
+    ]
+    kinds = np.array([o.kind for o in outcomes])
+    further = np.array([1.0] * (len(kept) - 1) + [0.0])  # without ours, no risk
+    found: dict[str, float] = {}
+    for kind in sorted({*kinds.tolist()}):
+        own = kinds == kind
+        each = zip(lost, SHARES, strict=True)
+        seen = np.array([_excess(of, share, own) for of, share in each])
+        # Of the second bar as seen: most surveys are too small to expect so little.
+        expected = np.maximum(seen[1], _excess(lost[0], SHARES[0], own, further))
+        within, total = expected <= 1, seen.sum(axis=0)
+        best = within if within.any() else total <= total.min()
+        found[kind] = kept[int(best.argmax())]
+    return found
+
+
+def _excess(
+    lost: np.ndarray, share: float, own: np.ndarray, further: Any = 0.0
+) -> np.ndarray:
+    """The share of losses of a kind at each margin, over the share that may be lost.
+
+    Args:
+      lost: (outcomes, margins) whether the ratio is under the bar.
+      share: that may be.
+      own: which outcomes are of the kind.
+      further: losses of problems that are expected besides.
+    """
+    of_op = (lost.sum(axis=0) + further) / (len(lost) + further)
+    expected = (lost[own].sum(axis=0) + of_op / share) / (own.sum() + 1 / share)
+    return expected / share
 
 
 def _above(z: float) -> float:

@@ -70,6 +70,11 @@ def of_space(problem: Problem, device: Device, variant: str, space: Space) -> Nu
     return numbers
 
 
+def of_reference(peer: str) -> Numbers:
+    """The peer whose time the times of ours are relative to."""
+    return {"over_cudnn": float(peer == "cudnn")}
+
+
 def knows(op: str) -> bool:
     """Whether there are features of problems of this op."""
     return op in _FAMILIES
@@ -85,6 +90,7 @@ def _of_device(problem: Problem, device: Device) -> Numbers:
         "bytes": _log(problem.bytes),
         "intensity": _log(problem.flops) - _log(problem.bytes),
         "floor_ns": _log(1e3 * floor),
+        "itemsize": float(ITEMSIZE.get(problem.operand_dtypes[0], 4)),
     }
     for dtype in ITEMSIZE:
         numbers[f"dtype={dtype}"] = float(dtype == problem.operand_dtypes[0])

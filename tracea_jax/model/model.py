@@ -3,11 +3,12 @@
     features -> trees -> log(time / reference), with the spread of the trees
              -> microseconds, and a standard deviation that held-out problems had
 
-The reference of a kernel of ours, and of cuDNN, is XLA's time: what makes a problem
-slow for all of them need not be predicted to choose between them. XLA's own time is
-relative to the roofline and what the least problem took. There is one ensemble for all
-kernels of ours of an op, and one for each peer. A decision predicts a few configs of
-ours, the portfolio of the problem's kind, so that no space is built.
+The reference of cuDNN is XLA's time, and that of a kernel of ours is the time of cuDNN
+where that can run, else XLA's: what makes a problem slow for both of them need not be
+predicted to choose between them. XLA's own time is relative to the roofline and what
+the least problem took. There is one ensemble for all kernels of ours of an op, and one
+for each peer. A decision predicts a few configs of ours, the portfolio of the problem's
+kind, so that no space is built.
 ``benchmarks/survey/fit.py`` makes the files in ``data/models`` from rows of a survey.
 ``policy`` asks.
 """
@@ -21,7 +22,7 @@ import io
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class Prediction:
 
     Attributes:
       log_us: natural logarithm of the microseconds of each.
-      sigma: standard deviation of the logarithm of each time over XLA's.
+      sigma: standard deviation of the logarithm of each time over the reference's.
     """
 
     log_us: np.ndarray
@@ -185,22 +186,33 @@ class Model:
         """
         op = self.ops[problem.op]
         shared = _shared(problem, device)
-        xla = op.regressors[XLA].predict(shared, 1)
-        log_xla = xla.log_us + math.log(reference_us(problem, device, op.overhead_us))
-        found: dict[str, Prediction] = {}
+        found = self._peers(problem, device, [n for n in spaces if n in PEERS])
+        reference = found[reference_of(found)]
+        shared = {**shared, **features.of_reference(reference_of(found))}
         for name, space in spaces.items():
-            if name == XLA:
-                found[name] = Prediction(log_us=log_xla, sigma=np.zeros(1))
-                continue
-            if name in op.regressors:
-                seen = op.regressors[name].predict(shared, 1)
-            elif name in op.variants:
+            if name in op.variants:
                 own = features.of_space(problem, device, name, space)
                 seen = op.regressors[OURS].predict({**shared, **own}, len(space))
-            else:
-                continue
-            found[name] = dataclasses.replace(seen, log_us=seen.log_us + log_xla)
-        return found
+                log_us = reference.log_us + seen.log_us
+                found[name] = dataclasses.replace(seen, log_us=log_us)
+        return {name: found[name] for name in spaces if name in found}
+
+    def _peers(
+        self, problem: Problem, device: Device, names: Sequence[str]
+    ) -> dict[str, Prediction]:
+        """Predictions of XLA, and of other peers of these that were measured."""
+        op, shared = self.ops[problem.op], _shared(problem, device)
+        known = [name for name in names if name in op.regressors and name != XLA]
+        seen = {name: op.regressors[name].predict(shared, 1) for name in (XLA, *known)}
+        xla = seen[XLA].log_us
+        xla = xla + math.log(reference_us(problem, device, op.overhead_us))
+        found = {
+            name: Prediction(log_us=xla + seen[name].log_us, sigma=np.zeros(1))
+            for name in known
+        }
+        # Uncertain is the quotient of both peers' times.
+        sigma = seen[known[0]].sigma if known else np.zeros(1)
+        return {XLA: Prediction(log_us=xla, sigma=sigma), **found}
 
     def with_versions(self, installed: Mapping[str, str]) -> Model:
         """The model where these versions are installed: peers may be others'."""
@@ -257,6 +269,11 @@ def _configs(kind: Kind, op: str, variant: str) -> tuple[Config | None, ...]:
                 None if is_default else variants.config_from_json(known, dict(data))
             )
     return tuple(found)
+
+
+def reference_of(peers: Iterable[str]) -> str:
+    """The peer that kernels of ours are compared with: the last one of ``PEERS``."""
+    return max(peers, key=PEERS.index)
 
 
 def reference_us(problem: Problem, device: Device, overhead_us: float) -> float:
