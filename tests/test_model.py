@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import math
 import random
 import warnings
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 from tracea_jax import policy, variants
-from tracea_jax.device import NAMED, CpuDevice
+from tracea_jax.device import NAMED, CpuDevice, local_cpu
 from tracea_jax.diagnosis import compiled_elsewhere, diagnose
+from tracea_jax.doctor import doctor
 from tracea_jax.model import decision, features, model, trees
 from tracea_jax.model.model import Kind, Model, OpModel, Prediction, Regressor
 from tracea_jax.problem import (
@@ -374,12 +376,12 @@ def test_a_model_that_fails_is_a_warning(monkeypatch, method):
 def test_a_damaged_file_is_a_warning(monkeypatch, tmp_path):
     monkeypatch.setattr(model, "DATA", tmp_path)
     monkeypatch.setattr(trust, "_warned", set())
-    model.shipped.cache_clear()
+    model.forget()
     (tmp_path / "cpu-amx.npz").write_bytes(of_products().to_bytes()[:-99])
     diagnosis = diagnose(GemmProblem(m=99, n=99, k=99), AMX)
     with pytest.warns(RuntimeWarning, match="cpu-amx.npz cannot be read"):
         found = policy.decide(diagnosis)
-    model.shipped.cache_clear()
+    model.forget()
     assert found == policy.unmodelled(diagnosis)
 
 
@@ -532,3 +534,28 @@ def test_a_model_that_is_given_decides_what_it_covers():
     ):
         diagnosis = diagnose(problem, device)
         assert policy.decide(diagnosis, known) == policy.unmodelled(diagnosis)
+
+
+def test_doctor_names_the_model_in_use(monkeypatch, tmp_path):
+    monkeypatch.setattr(model, "DATA", tmp_path)
+    known = of_products().ops["matmul"]
+    seen = {"model": {"geomean": 1.234, "under": [0.005, 0.0]}}
+    here = {"jax": importlib.metadata.version("jax")}
+    found = []
+    for run in (here, {"jax": "0.0.1"}):
+        facts = {"problems": 77, "held out": seen, "versions": [run]}
+        own = dataclasses.replace(known, facts=facts)
+        kind = model.device_kind(local_cpu())
+        data = Model(device=kind, ops={"matmul": own}).to_bytes()
+        (tmp_path / f"{kind}.npz").write_bytes(data)
+        model.forget()
+        report = doctor()
+        found.append(report.models)
+        text = (
+            "1 kinds of problem, 77 problems surveyed; held out, 1.23 times as fast "
+            "as the best peer, 0.5% under 0.97"
+        )
+        assert text in str(report)
+    model.forget()
+    assert [m.same_versions for (m,) in found] == [True, False]
+    assert [m.op for (m,) in found] == ["matmul"] * 2

@@ -67,7 +67,7 @@ _FAMILY = {
 
 def surveyed(path: pathlib.Path) -> list[Case]:
     """The cases of one file of rows, or of all files in a folder, in order."""
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+    files = sorted(path.rglob("*.jsonl*")) if path.is_dir() else [path]
     return [_of_row(row) for file in files for row in rows.read(file)]
 
 

@@ -24,7 +24,16 @@ import portfolio
 import scipy.optimize
 import threadpoolctl
 from cases import Case, shipped, surveyed
-from regret import Outcome, lines, nested, rules, summaries
+from regret import (
+    Outcome,
+    Summary,
+    covered,
+    lines,
+    margins,
+    nested,
+    outcomes_of,
+    summaries,
+)
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import GroupKFold
 
@@ -295,8 +304,8 @@ def uncertainty(
 
 def fit_op(
     cases: Sequence[Case], settings: Settings, source: str
-) -> tuple[OpModel, list[Outcome]]:
-    """The model of an op, and what its decisions on held-out problems come to."""
+) -> tuple[OpModel, dict[str, dict[str, Summary]]]:
+    """The model of an op, and the summaries of held-out problems."""
     overhead_us = min(m.time_us for case in cases for m in case.measured)
     names = sorted({case.family for case in cases})
     family = np.array([names.index(case.family) for case in cases])
@@ -314,8 +323,7 @@ def fit_op(
             place = (int(samples.case[row]), int(samples.place[row]))
             guesses[place] = (float(mean[row]), float(sigma[row]))
     guesses = _referred(cases, guesses)
-    found = [Outcome.of(case, i, guesses) for i, case in enumerate(cases)]
-    outcomes = [outcome for outcome in found if outcome is not None]
+    outcomes = outcomes_of(cases, guesses)
     ours = {m.choice.variant for case in cases for m in case.measured} - {*PEERS}
     model = OpModel(
         regressors=regressors,
@@ -333,21 +341,22 @@ def fit_op(
             ],
         },
     )
-    decided = rules(outcomes)
-    folds = _folds(outcomes, settings)
+    ratios = nested(outcomes, _folds(outcomes, settings))
+    kinds = covered(outcomes, ratios)
+    found = summaries(outcomes, ratios, kinds)
     facts = {
-        kind: {name: dataclasses.asdict(s) for name, s in own.items()}
-        for kind, own in summaries(nested(outcomes, folds)).items()
+        kind: {name: dataclasses.asdict(summary) for name, summary in own.items()}
+        for kind, own in found.items()
     }
     portfolios = portfolio.of_kinds(cases, model)
-    kinds = {
-        kind: Kind(margin=margin, portfolio=portfolios[kind], facts=facts[kind])
-        for kind, margin in decided.items()
-        if margin is not None
+    known = margins(outcomes)
+    made = {
+        kind: Kind(margin=known[kind], portfolio=portfolios[kind], facts=facts[kind])
+        for kind in sorted(kinds)
     }
     others = {k: facts[k] for k in sorted(facts) if k and k not in kinds}
     about = {**model.facts, "held out": facts[""], "without": others}
-    return dataclasses.replace(model, kinds=kinds, facts=about), outcomes
+    return dataclasses.replace(model, kinds=made, facts=about), found
 
 
 def _referred(
@@ -420,19 +429,16 @@ def fit(cases: Sequence[Case], settings: Settings) -> dict[str, Model]:
         own = [case for case in cases if device_kind(case.device) == kind]
         for op in sorted({case.problem.op for case in own}):
             chosen = [case for case in own if case.problem.op == op]
-            ops[op], outcomes = fit_op(chosen, settings, digest(chosen))
+            ops[op], found = fit_op(chosen, settings, digest(chosen))
             errors = {n: (r.noise, r.gain) for n, r in ops[op].regressors.items()}
             print(f"{kind} {op}, (noise, gain): {errors}")
-            judged = nested(outcomes, _folds(outcomes, settings))
-            print("\n".join(lines(judged, functools.partial(_rule, ops[op]))))
+            print("\n".join(lines(found, functools.partial(_rule, ops[op]))))
         made[kind] = Model(device=kind, ops=ops)
     return made
 
 
 def _rule(op: OpModel, kind: str) -> str:
     """How problems of a kind are decided, in words."""
-    if not kind:
-        return ""
     return f"margin {op.kinds[kind].margin:.2f}" if kind in op.kinds else "(as today)"
 
 

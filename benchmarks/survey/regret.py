@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ _NAMES = 44  # columns
 _CONFIDENCE = 1.96  # standard errors to either side
 
 Guesses = Mapping[tuple[int, int], tuple[float, float]]
-Rules = Mapping[str, float | None]  # margins by kind; None where today's rule is kept
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +100,11 @@ class Outcome:
         """The ratio of what the model chooses at a margin."""
         return [ratio for z, ratio in self.steps if z <= margin][-1]
 
-    def by(self, rules: Rules) -> Ratio:
-        """The ratio of what runs by the rules of its kind."""
-        margin = rules.get(self.kind)
-        return self.at(margin) if margin is not None else self.today or SAME
+
+def outcomes_of(cases: Sequence[Case], guesses: Guesses) -> list[Outcome]:
+    """The outcomes of the cases that have any."""
+    found = (Outcome.of(case, i, guesses) for i, case in enumerate(cases))
+    return [outcome for outcome in found if outcome is not None]
 
 
 def is_under(log_ratio: float, error: float, bar: float) -> bool:
@@ -228,40 +228,43 @@ def _above(z: float) -> float:
     return math.ceil(z * 1e4) / 1e4
 
 
-def rules(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
-    """The margin of each kind, or None if the policy without a model is as good.
-
-    Differences of a kind are pooled with the op's like shares of losses. Where today's
-    choices keep within the first bar, the model's must, too.
-    """
-    judged = [o for o in outcomes if o.today is not None]
-    found: dict[str, float | None] = {**margins(outcomes)}
-    gains = [_gain(o, found) for o in judged]
-    pooled = math.fsum(gains) / max(len(gains), 1)
-    weight = 1 / SHARES[0]
-    for kind in found:
-        own = [(g, o) for g, o in zip(gains, judged, strict=True) if o.kind == kind]
-        gain = math.fsum(g for g, _ in own) + weight * pooled
-        lost = sum(o.by(found).is_under(BARS[0]) for _, o in own)
-        lost_today = sum((o.today or SAME).is_under(BARS[0]) for _, o in own)
-        if gain <= 0 or lost > max(lost_today, math.ceil(SHARES[0] * len(own))):
-            found[kind] = None
+def nested(outcomes: Sequence[Outcome], folds: Sequence[int]) -> list[Ratio]:
+    """The ratio of each outcome at the margin that other folds led to."""
+    found = [SAME] * len(outcomes)
+    for fold in sorted({*folds}):
+        known = margins([o for o, f in zip(outcomes, folds, strict=True) if f != fold])
+        for i, outcome in enumerate(outcomes):
+            if folds[i] == fold:  # a kind that is in no other fold keeps to its peers
+                found[i] = outcome.at(known.get(outcome.kind, math.inf))
     return found
 
 
-def _gain(outcome: Outcome, known: Rules) -> float:
-    return outcome.by(known).log - (outcome.today or SAME).log
+def covered(outcomes: Sequence[Outcome], ratios: Sequence[Ratio]) -> set[str]:
+    """The kinds for which the model is better than the policy without one.
 
+    Differences of a kind are pooled with the op's like shares of losses. There must be
+    no more losses than today's, or than the first bar allows.
 
-def nested(
-    outcomes: Sequence[Outcome], folds: Sequence[int]
-) -> list[tuple[Outcome, Ratio]]:
-    """Each outcome with its ratio by the rules that other folds led to."""
-    found: list[tuple[Outcome, Ratio]] = []
-    for fold in sorted({*folds}):
-        known = rules([o for o, f in zip(outcomes, folds, strict=True) if f != fold])
-        own = [o for o, f in zip(outcomes, folds, strict=True) if f == fold]
-        found += [(o, o.by(known)) for o in own]
+    Args:
+      outcomes: of held-out problems.
+      ratios: of the model's choices, see ``nested``.
+    """
+    judged = [
+        (o.kind, r, o.today)
+        for o, r in zip(outcomes, ratios, strict=True)
+        if o.today is not None
+    ]
+    gains = [ratio.log - today.log for _, ratio, today in judged]
+    pooled = math.fsum(gains) / max(len(gains), 1) / SHARES[0]
+    found: set[str] = set()
+    for kind in {kind for kind, *_ in judged}:
+        own = [i for i, (other, *_) in enumerate(judged) if other == kind]
+        lost, lost_today = (
+            sum(judged[i][place].is_under(BARS[0]) for i in own) for place in (1, 2)
+        )
+        most = max(lost_today, math.ceil(SHARES[0] * len(own)))
+        if math.fsum(gains[i] for i in own) + pooled > 0 and lost <= most:
+            found.add(kind)
     return found
 
 
@@ -316,29 +319,38 @@ def _digits(value: float) -> float:
 
 
 def summaries(
-    judged: Sequence[tuple[Outcome, Ratio]],
+    outcomes: Sequence[Outcome], ratios: Sequence[Ratio], kinds: Collection[str]
 ) -> dict[str, dict[str, Summary]]:
-    """By kind, and "" for all: the model's rules, today's, and the oracle."""
+    """By kind, and "" for what ships: the model, today's rule, and the oracle.
+
+    Args:
+      outcomes, ratios: see ``covered``.
+      kinds: that the model decides; the others are as today.
+    """
+    each = list(zip(outcomes, ratios, strict=True))
+    shipped = [r if o.kind in kinds else o.today or SAME for o, r in each]
     found: dict[str, dict[str, Summary]] = {}
-    for kind in ("", *sorted({o.kind for o, _ in judged})):
-        own = [(o, r) for o, r in judged if kind in ("", o.kind)]
+    for kind in ("", *sorted({o.kind for o in outcomes})):
+        own = [i for i, (o, _) in enumerate(each) if kind in ("", o.kind)]
+        today = [outcomes[i].today for i in own]
         every = {
-            "model": [r for _, r in own],
-            "today": [o.today for o, _ in own if o.today is not None],
-            "oracle": [o.oracle for o, _ in own],
+            "model": [ratios[i] if kind else shipped[i] for i in own],
+            "today": [ratio for ratio in today if ratio is not None],
+            "oracle": [outcomes[i].oracle for i in own],
         }
-        made = {name: Summary.of(ratios) for name, ratios in every.items()}
+        made = {name: Summary.of(of) for name, of in every.items()}
         found[kind] = {name: of for name, of in made.items() if of is not None}
     return found
 
 
 def lines(
-    judged: Sequence[tuple[Outcome, Ratio]], describe: Callable[[str], str]
+    found: Mapping[str, Mapping[str, Summary]], describe: Callable[[str], str]
 ) -> list[str]:
-    """The summaries as a table; ``describe`` says how a kind is decided."""
+    """Summaries as a table; ``describe`` says how a kind is decided."""
     text = [f"{'':{_NAMES}} cases  ours  geomean  <0.97  <0.90  worst"]
-    for kind, of in summaries(judged).items():
+    for kind, of in found.items():
         for name, summary in of.items():
-            title = f"{kind or 'all'} {describe(kind)}" if name == "model" else ""
+            title = f"{kind or 'as it ships'}" if name == "model" else ""
+            title = f"  {describe(kind)}" if kind and name == "today" else title
             text.append(f"{title[:_NAMES]:{_NAMES}} {summary}  {name}")
     return text

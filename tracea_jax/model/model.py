@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from tracea_jax import roofline, variants
-from tracea_jax.device import CpuDevice, Device
+from tracea_jax.device import CpuDevice, CudaDevice, Device
 from tracea_jax.model import features
 from tracea_jax.model.trees import ARRAYS, Ensemble
 from tracea_jax.problem import Problem
@@ -41,6 +41,7 @@ FORMAT = 1
 XLA = "xla"
 PEERS = (XLA, "cudnn")
 OURS = "ours"
+_OF_PEERS = ("jax", "jaxlib", "cudnn", "driver")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -289,30 +290,50 @@ def device_kind(device: Device) -> str:
 
 
 @functools.cache
-def shipped(device: str) -> Model | None:
+def shipped(kind: str) -> Model | None:
     """The model in the package for a kind of device, or None.
 
-    It is that of the installed versions. A file that cannot be read is a warning.
+    A file that cannot be read is a warning.
     """
-    path = DATA / f"{device}.npz"
+    path = DATA / f"{kind}.npz"
     if not path.exists():
         return None
     try:
-        model = Model.from_bytes(path.read_bytes())
+        return Model.from_bytes(path.read_bytes())
     except Exception as e:  # whatever is wrong with a file, programs run without it
         warn_once(f"the model {path} cannot be read, and is not used: {e}")
         return None
-    names = ("jax", "jaxlib", "cudnn", "driver")
-    installed = versions.installed(is_cuda=not device.startswith("cpu-"))
-    return model.with_versions({n: v for n, v in installed.items() if n in names})
+
+
+@functools.cache
+def _here(kind: str, is_cuda: bool) -> Model | None:
+    """The shipped model, as certain as the installed versions allow."""
+    model = shipped(kind)
+    return model and model.with_versions(_installed(is_cuda))
 
 
 def covering(problem: Problem, device: Device) -> Model | None:
     """The model that covers a problem on a device, or None."""
     if not features.knows(problem.op):
         return None
-    model = shipped(device_kind(device))
+    model = _here(device_kind(device), isinstance(device, CudaDevice))
     return model if model is not None and model.covers(problem, device) else None
+
+
+def installed_versions(device: Device) -> dict[str, str]:
+    """Versions that the times of peers depend on, those that are known here."""
+    return _installed(isinstance(device, CudaDevice))
+
+
+def _installed(is_cuda: bool) -> dict[str, str]:
+    known = versions.installed(is_cuda=is_cuda)
+    return {name: of for name, of in known.items() if name in _OF_PEERS}
+
+
+def forget() -> None:
+    """Files are read again; for tests."""
+    shipped.cache_clear()
+    _here.cache_clear()
 
 
 def _about(op: OpModel) -> dict[str, Any]:
