@@ -20,6 +20,7 @@ from typing import Any
 import attention_tables
 import cpu_tables
 import gains
+import survey_tables
 from table_cells import (
     MACHINES,
     UNMEASURED,
@@ -436,6 +437,7 @@ TABLES = {
     "torch": cpu_tables.torch,
     "models": models,
     "programs": programs,
+    "survey": survey_tables.regret,
     "tuner": tuner,
 }
 

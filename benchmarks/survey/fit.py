@@ -1,6 +1,7 @@
 """Fits a device's model to the rows of a survey, and prints what it would cost.
 
-    python benchmarks/survey/fit.py ROWS... --out tracea_jax/data/models
+    python benchmarks/survey/fit.py benchmarks/survey/rows \\
+        --out tracea_jax/data/models --results benchmarks/results
     python benchmarks/survey/fit.py --shipped H100 --op conv2d
 
 Rows are files or folders of ``benchmarks/survey/rows``. Every figure of the tables is
@@ -14,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -38,7 +40,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import GroupKFold
 
 from tracea_jax import variants
-from tracea_jax.device import NAMED
+from tracea_jax.device import NAMED, Device
 from tracea_jax.model import features, trees
 from tracea_jax.model.model import (
     OURS,
@@ -52,6 +54,7 @@ from tracea_jax.model.model import (
     reference_of,
     reference_us,
 )
+from tracea_jax.survey import rows
 
 TUNED = pathlib.Path(__file__).parents[2] / "tracea_jax/data/tuned"
 
@@ -442,6 +445,22 @@ def _rule(op: OpModel, kind: str) -> str:
     return f"margin {op.kinds[kind].margin:.2f}" if kind in op.kinds else "(as today)"
 
 
+def report(model: Model, device: Device) -> dict[str, Any]:
+    """The regret of a model on held-out problems, as ``survey_tables`` shows it."""
+    ops: dict[str, Any] = {}
+    runs: list[Mapping[str, str]] = []
+    for name, op in model.ops.items():
+        decided = {kind: own.facts for kind, own in op.kinds.items()}
+        every = {**decided, **op.facts["without"]}
+        ops[name] = {
+            "all": op.facts["held out"],
+            "decided": sorted(decided),
+            "kinds": {kind: every[kind] for kind in sorted(every)},
+        }
+        runs += op.facts["versions"]
+    return {"device": device.name, "versions": dict(runs[-1]), "ops": ops}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("rows", nargs="*", type=pathlib.Path)
@@ -454,18 +473,28 @@ def main() -> None:
         help="leave out problems with a time of a larger relative error",
     )
     parser.add_argument("--out", type=pathlib.Path, help="folder for the models")
+    parser.add_argument(
+        "--results", type=pathlib.Path, help="folder for tables' results"
+    )
     for field in dataclasses.fields(Settings):
         name = f"--{field.name.replace('_', '-')}"
         parser.add_argument(name, type=type(field.default), default=field.default)
     arguments = parser.parse_args()
     names = [field.name for field in dataclasses.fields(Settings)]
     settings = Settings(**{name: getattr(arguments, name) for name in names})
-    for kind, model in fit(read(arguments), settings).items():
+    cases = read(arguments)
+    for kind, model in fit(cases, settings).items():
         data = model.to_bytes()
         print(f"{kind}: {len(data)} bytes")
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
             (arguments.out / f"{kind}.npz").write_bytes(data)
+        if arguments.results is not None:
+            device = next(c.device for c in cases if device_kind(c.device) == kind)
+            folder = arguments.results / rows.slug(device)
+            folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(report(model, device), indent=1)
+            (folder / "survey.json").write_text(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ The margin of a kind of problem is the least one at which losses are expected to
 within the bars. Of ``n`` held-out problems, ``l`` of them under the bar, a further one
 is expected to be under it with probability (l + 1) / (n + 1), as in conformal risk
 control. So much is said of an op. To what a kind has seen for itself, the op's share is
-added as if it came from 1 / bar problems, so that a kind of few problems follows the
-op, and outliers of one kind hardly matter for another that has many. Where no margin
-keeps within the bars, as one peer was chosen over another, the best one is taken.
+added as if it came from one more kind of average size, so that a kind of few problems
+follows the op, and outliers of one kind hardly matter for another that has many. Where
+no margin keeps within the bars, as one peer was chosen over another, the best one is
+taken.
 """
 
 from __future__ import annotations
@@ -194,33 +195,33 @@ def margins(outcomes: Sequence[Outcome]) -> dict[str, float]:
     ]
     kinds = np.array([o.kind for o in outcomes])
     further = np.array([1.0] * (len(kept) - 1) + [0.0])  # without ours, no risk
+    weight = len(outcomes) / max(len({*kinds.tolist()}), 1)
     found: dict[str, float] = {}
     for kind in sorted({*kinds.tolist()}):
         own = kinds == kind
         each = zip(lost, SHARES, strict=True)
-        seen = np.array([_excess(of, share, own) for of, share in each])
+        seen = np.array([_expected(of, own, weight) / share for of, share in each])
         # Of the second bar as seen: most surveys are too small to expect so little.
-        expected = np.maximum(seen[1], _excess(lost[0], SHARES[0], own, further))
-        within, total = expected <= 1, seen.sum(axis=0)
+        within = _expected(lost[0], own, weight, further) <= SHARES[0]
+        within, total = within & (seen[1] <= 1), seen.sum(axis=0)
         best = within if within.any() else total <= total.min()
         found[kind] = kept[int(best.argmax())]
     return found
 
 
-def _excess(
-    lost: np.ndarray, share: float, own: np.ndarray, further: Any = 0.0
+def _expected(
+    lost: np.ndarray, own: np.ndarray, weight: float, further: Any = 0.0
 ) -> np.ndarray:
-    """The share of losses of a kind at each margin, over the share that may be lost.
+    """The expected share of losses of a kind at each margin.
 
     Args:
-      lost: (outcomes, margins) whether the ratio is under the bar.
-      share: that may be.
+      lost: (outcomes, margins) whether the ratio is under a bar.
       own: which outcomes are of the kind.
-      further: losses of problems that are expected besides.
+      weight: problems for which the share of the whole op counts.
+      further: losses of a further problem of the op that are expected besides.
     """
     of_op = (lost.sum(axis=0) + further) / (len(lost) + further)
-    expected = (lost[own].sum(axis=0) + of_op / share) / (own.sum() + 1 / share)
-    return expected / share
+    return (lost[own].sum(axis=0) + weight * of_op) / (own.sum() + weight)
 
 
 def _above(z: float) -> float:
@@ -242,8 +243,8 @@ def nested(outcomes: Sequence[Outcome], folds: Sequence[int]) -> list[Ratio]:
 def covered(outcomes: Sequence[Outcome], ratios: Sequence[Ratio]) -> set[str]:
     """The kinds for which the model is better than the policy without one.
 
-    Differences of a kind are pooled with the op's like shares of losses. There must be
-    no more losses than today's, or than the first bar allows.
+    It gains on held-out problems, and has no more losses than today's, or than the
+    first bar allows.
 
     Args:
       outcomes: of held-out problems.
@@ -255,7 +256,6 @@ def covered(outcomes: Sequence[Outcome], ratios: Sequence[Ratio]) -> set[str]:
         if o.today is not None
     ]
     gains = [ratio.log - today.log for _, ratio, today in judged]
-    pooled = math.fsum(gains) / max(len(gains), 1) / SHARES[0]
     found: set[str] = set()
     for kind in {kind for kind, *_ in judged}:
         own = [i for i, (other, *_) in enumerate(judged) if other == kind]
@@ -263,7 +263,7 @@ def covered(outcomes: Sequence[Outcome], ratios: Sequence[Ratio]) -> set[str]:
             sum(judged[i][place].is_under(BARS[0]) for i in own) for place in (1, 2)
         )
         most = max(lost_today, math.ceil(SHARES[0] * len(own)))
-        if math.fsum(gains[i] for i in own) + pooled > 0 and lost <= most:
+        if math.fsum(gains[i] for i in own) > 0 and lost <= most:
             found.add(kind)
     return found
 
