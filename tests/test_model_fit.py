@@ -7,6 +7,7 @@ import functools
 import math
 import pathlib
 import random
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from tracea_jax import policy, variants
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.diagnosis import compiled_elsewhere, diagnose
-from tracea_jax.model import decision, features
+from tracea_jax.model import decision, features, model
 from tracea_jax.model.model import Kind, Model
 from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem, GemmProblem
@@ -295,3 +296,49 @@ def test_edges_tell_missing_values_and_all_of_few_apart(survey):
     assert np.searchsorted(few, [2.0, np.nan]).tolist() == [0, 1]
     many = edges_of(np.random.default_rng(0).normal(size=9999), 63)
     assert len(many) <= 63 and (np.diff(many) > 0).all()
+
+
+# ---- what ships ----------------------------------------------------------------------
+
+
+def test_shipped_models_are_fitted_to_the_rows_of_the_repository(survey):
+    fit, cases = survey("fit"), survey("cases")
+    found: dict[tuple[str, str], list[Any]] = {}
+    for case in cases.surveyed(SURVEY / "rows"):
+        kind = model.device_kind(case.device)
+        found.setdefault((kind, case.problem.op), []).append(case)
+    files = sorted(model.DATA.glob("*.npz"))
+    assert files
+    for file in files:
+        shipped = Model.from_bytes(file.read_bytes())
+        assert shipped.device == file.stem
+        assert {op for kind, op in found if kind == file.stem} == shipped.ops.keys()
+        for op, known in shipped.ops.items():
+            own = found[file.stem, op]
+            assert known.facts["rows"] == fit.digest(own)
+            assert known.facts["problems"] == len(own)
+            assert known.facts["settings"] == dataclasses.asdict(fit.Settings())
+
+
+@pytest.mark.slow
+def test_shipped_models_are_reproduced(survey):
+    fit, cases = survey("fit"), survey("cases")
+    for kind, made in fit.fit(cases.surveyed(SURVEY / "rows"), fit.Settings()).items():
+        assert made.to_bytes() == (model.DATA / f"{kind}.npz").read_bytes()
+
+
+def test_shipped_models_decide_legally_about_what_was_surveyed(survey):
+    """Also of problems that they do not cover; some of the choices are ours."""
+    rng, variants_run = random.Random(0), set()
+    every = survey("cases").surveyed(SURVEY / "rows")
+    for case in rng.sample(every, 60):
+        with compiled_elsewhere(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            diagnosis = diagnose(case.problem, case.device)
+            found = policy.decide(diagnosis)
+        variant = variants.get(case.problem.op, found.choice.variant)
+        assert variant.name in diagnosis.candidates
+        variant.check(case.problem, found.choice.config, case.device)
+        if found.reason.startswith("model: "):
+            variants_run.add(variant.name)
+    assert len(variants_run) > 2

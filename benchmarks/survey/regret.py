@@ -185,9 +185,9 @@ def margins(outcomes: Sequence[Outcome]) -> dict[str, float]:
     places = {0.0, *(_above(z) for o in outcomes for z, _ in o.steps if z > 0)}
     tried = [*sorted(places), math.inf]
     ratios = [[o.at(margin) for margin in tried] for o in outcomes]
-    runs = np.array([[r != own[-1] for r in own] for own in ratios]).any(axis=0)
     # A margin at which nothing of ours ran says nothing of what runs beyond it.
-    runs[-1] = True
+    differs = np.array([[r != own[-1] for r in own] for own in ratios]).any(axis=0)
+    runs = differs | np.isinf(tried)
     kept = [tried[i] for i in np.flatnonzero(runs)]
     lost = [
         np.array([[r.is_under(bar) for r in own] for own in ratios])[:, runs]
@@ -250,20 +250,17 @@ def covered(outcomes: Sequence[Outcome], ratios: Sequence[Ratio]) -> set[str]:
       outcomes: of held-out problems.
       ratios: of the model's choices, see ``nested``.
     """
-    judged = [
-        (o.kind, r, o.today)
-        for o, r in zip(outcomes, ratios, strict=True)
-        if o.today is not None
-    ]
-    gains = [ratio.log - today.log for _, ratio, today in judged]
     found: set[str] = set()
-    for kind in {kind for kind, *_ in judged}:
-        own = [i for i, (other, *_) in enumerate(judged) if other == kind]
-        lost, lost_today = (
-            sum(judged[i][place].is_under(BARS[0]) for i in own) for place in (1, 2)
-        )
-        most = max(lost_today, math.ceil(SHARES[0] * len(own)))
-        if math.fsum(gains[i] for i in own) > 0 and lost <= most:
+    for kind in {o.kind for o in outcomes}:
+        own = [
+            (ratio, o.today)
+            for o, ratio in zip(outcomes, ratios, strict=True)
+            if o.kind == kind and o.today is not None
+        ]
+        gain = math.fsum(ratio.log - today.log for ratio, today in own)
+        lost = sum(ratio.is_under(BARS[0]) for ratio, _ in own)
+        lost_today = sum(today.is_under(BARS[0]) for _, today in own)
+        if gain > 0 and lost <= max(lost_today, math.ceil(SHARES[0] * len(own))):
             found.add(kind)
     return found
 

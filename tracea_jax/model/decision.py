@@ -65,7 +65,7 @@ def best(
     """
     found: list[Guess] = []
     for name, seen in predictions.items():
-        order = np.argsort(seen.log_us, kind="stable").tolist()
+        order: list[int] = np.argsort(seen.log_us, kind="stable").tolist()
         equal = [i for i in order if not varies[name][i]]
         found += [
             Guess(
