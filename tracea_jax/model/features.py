@@ -40,7 +40,8 @@ _MOST_TWOS = 256  # no kernel reads more elements at once
 def kind(problem: Problem) -> str:
     """The kind of a problem, which a survey must have for a model to cover it.
 
-    Dtypes, layouts and directions choose kernels, so that nothing follows from others.
+    Dtypes, layouts and directions choose kernels, so that nothing follows from others;
+    but float16 and bfloat16 have the same.
     """
     return " ".join(map(str, _kind(problem)))
 
@@ -301,13 +302,17 @@ _FAMILIES: Mapping[str, Callable[[Any, Device], Numbers]] = {
 def _kind(problem: Any) -> tuple[Any, ...]:
     p = problem
     if isinstance(p, GemmProblem | GatedMatmulProblem):
-        return (p.op, p.lhs, p.rhs, p.out, *_exact(p))
+        return (p.op, *map(_width, (p.lhs, p.rhs, p.out)), *_exact(p))
     if isinstance(p, Conv2dProblem):
-        dtypes = (p.lhs, p.rhs, p.out)
+        dtypes = map(_width, (p.lhs, p.rhs, p.out))
         return (p.op, p.direction, p.layout, *dtypes, *_exact(p))
     if isinstance(p, AttentionProblem):
-        return (p.op, p.direction, p.dtype)
+        return (p.op, p.direction, _width(p.dtype))
     return (p.op,)
+
+
+def _width(dtype: str) -> str:
+    return "16-bit" if dtype in ("float16", "bfloat16") else dtype
 
 
 def _exact(problem: GemmProblem | GatedMatmulProblem | Conv2dProblem) -> list[str]:
