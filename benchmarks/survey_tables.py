@@ -8,7 +8,7 @@ from typing import Any
 from table_cells import Results, for_each, table
 
 _COLUMNS = (
-    "problems | surveyed: | decided by | geomean: | under 0.97: | under 0.90: "
+    "problems | surveyed: | decided by | model, geomean: | under 0.97: | under 0.90: "
     "| rules, geomean: | rules, under 0.97: | fastest measured:"
 )
 

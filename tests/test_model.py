@@ -413,14 +413,18 @@ def guess(variant: str, us: float, sigma: float = 0.01, **fields) -> decision.Gu
     )
 
 
-def test_a_kernel_must_win_by_the_margin():
+def test_another_choice_must_win_by_the_margin():
     own, slow = guess("gemm_cpu", math.e, 0.3), guess("cudnn", 9e9, 0.1)
-    for margin, runs in ((1.99, "gemm_cpu"), (2.01, "xla"), (math.inf, "xla")):
-        guesses = own, guess("xla", math.e**2, 0.4), slow
-        found = decision.chosen(guesses, margin)
-        assert found is not None and found.variant == runs
-    assert decision.chosen([own], math.inf) == own
-    assert decision.chosen([], 0.0) is None
+    xla = guess("xla", math.e**2, 0.4)
+    for margin, runs in ((1.99, own), (2.01, xla), (math.inf, xla)):
+        assert decision.chosen((own, xla, slow), xla, margin) == runs
+        assert decision.chosen((own, xla, slow), own, margin) == own
+    for margin, runs in ((1.99, xla), (2.01, slow)):
+        slower = dataclasses.replace(
+            xla, log_us=math.log(9e9) - 2 * math.hypot(0.1, 0.4)
+        )
+        assert decision.chosen((slower, slow), slow, margin).variant == runs.variant
+    assert decision.chosen([], own, 0.0) == own
 
 
 def test_bits_that_may_vary_must_be_worth_it():
@@ -429,20 +433,20 @@ def test_bits_that_may_vary_must_be_worth_it():
     for ours_us, runs in ((1.0, "own"), (2.05, "own"), (2.07, "cudnn")):
         guesses = xla, cudnn, guess("own", ours_us)
         for margin in (0.0, 3.0):
-            found = decision.chosen(guesses, margin)
-            assert found is not None and found.variant == runs
+            assert decision.chosen(guesses, cudnn, margin).variant == runs
     close, far = guess("own", 2.05), guess("own", 1.0)
     for deterministic, runs in ((False, cudnn), (True, close), (None, close)):
-        assert decision.chosen((xla, cudnn, close), 0.0, deterministic) == runs
+        found = decision.chosen((xla, cudnn, close), xla, 0.0, deterministic)
+        assert found == runs
     atomic = guess("own", 0.98, varies=True)
-    assert decision.chosen((xla, atomic, far), 0.0) == far
-    assert decision.chosen((xla, atomic, far), 0.0, False) == atomic
+    assert decision.chosen((xla, atomic, far), xla, 0.0) == far
+    assert decision.chosen((xla, atomic, far), xla, 0.0, False) == atomic
     faster = guess("own", 0.96, varies=True)
-    assert decision.chosen((xla, faster, far), 0.0) == faster
+    assert decision.chosen((xla, faster, far), xla, 0.0) == faster
     # Equal bits are no reason to run ours where it does not beat XLA by the margin.
-    assert (
-        decision.chosen((guess("xla", 2.0), guess("own", 1.99)), 3.0).variant == "xla"
-    )
+    near = guess("xla", 2.0), guess("own", 1.99)
+    for incumbent in (near[0], guess("cudnn", 1.98, varies=True)):
+        assert decision.chosen((*near, incumbent), incumbent, 3.0) == near[0]
 
 
 def test_the_best_of_equal_bits_is_a_guess_too():
@@ -462,11 +466,29 @@ def test_a_decision_compares_the_portfolio(monkeypatch):
     config = variant.space(problem, AMX).config(1)
     assert config != variant.heuristic(problem, AMX)
     monkeypatch.setattr(type(variant), "space", None)
+    seen = []
+
+    def predict(self, problem, device, spaces):
+        """The config is fast; XLA is slow."""
+        seen.append([c for space in spaces.values() for c in space.configs()])
+        return {
+            name: Prediction(
+                log_us=np.array(
+                    [(name == "xla") - 1.0 * (c == config) for c in space.configs()]
+                ),
+                sigma=np.ones(len(space)),
+            )
+            for name, space in spaces.items()
+        }
+
+    monkeypatch.setattr(Model, "predict", predict)
+    default = variant.heuristic(problem, AMX)
     fields = dataclasses.asdict(config)
     others = [{**fields, "kc": -1}, {**fields, "new": 1}]
     known = of_products(0.0, gemm_cpu=[*others, fields])
     found = policy.decide(diagnose(problem, AMX), known)
     assert found.choice.config == config and found.heroes[0] == found.choice
+    assert {*seen[0]} <= {config, default, variants.XLA.config_type()}
     for own in ([*others], [None, *others]):
         known = of_products(0.0, gemm_cpu=own)
         found = policy.decide(diagnose(problem, AMX), known)

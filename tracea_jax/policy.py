@@ -16,7 +16,7 @@ import numpy as np
 from tracea_jax import variants
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import Diagnosis
-from tracea_jax.model.decision import Guess, best, chosen
+from tracea_jax.model.decision import Guess, best, chosen, guess
 from tracea_jax.model.model import PEERS, Model, covering
 from tracea_jax.page import times
 from tracea_jax.problem import Problem
@@ -148,38 +148,40 @@ def decide(diagnosis: Diagnosis, model: Model | None = None) -> Decision:
 def modelled(diagnosis: Diagnosis, model: Model) -> Decision:
     """A decision with a model that covers the problem.
 
-    What is predicted fastest runs, by a margin if it is not a peer's; of a few configs
-    of each variant, see ``Model.considered``. The default of a variant is the one of
-    them that is predicted fastest.
+    What is predicted fastest runs, by a margin over what would run without a model; of
+    a few configs of each variant, see ``Model.considered``. The default of a variant is
+    the one of them that is predicted fastest.
     """
     problem, device = diagnosis.problem, diagnosis.device
-    spaces = {
-        name: variants.described(variants.get(problem.op, name), problem, own, device)
-        for name in diagnosis.candidates
-        if (own := _considered(diagnosis, model, name))
-    }
-    configs = {name: space.configs() for name, space in spaces.items()}
-    guesses = best(
-        model.predict(problem, device, spaces),
-        {
-            name: [diagnosis.may_vary(name, config) is not None for config in own]
-            for name, own in configs.items()
-        },
-    )
-    margin = model.margin(problem)
-    found = chosen(guesses, margin, diagnosis.deterministic)
-    if found is None:
+    name, _ = _ruled(diagnosis)
+    incumbent = _default(name, problem, device)
+    considered = {n: _considered(diagnosis, model, n) for n in diagnosis.candidates}
+    if not considered[name]:
         return unmodelled(diagnosis)
+    considered[name] = [*dict.fromkeys((*considered[name], incumbent.config))]
+    spaces = {
+        n: variants.described(variants.get(problem.op, n), problem, own, device)
+        for n, own in considered.items()
+        if own
+    }
+    varies = {
+        n: [diagnosis.may_vary(n, config) is not None for config in own]
+        for n, own in considered.items()
+    }
+    predicted = model.predict(problem, device, spaces)
+    guesses = best(predicted, varies)
+    place = considered[name].index(incumbent.config)
+    base = guess(name, place, predicted[name], varies[name])
+    found = chosen(guesses, base, model.margin(problem), diagnosis.deterministic)
     firsts = {g.variant: g for g in reversed(guesses)} | {found.variant: found}
     choices = {
-        name: Choice(variant=name, config=configs[name][guess.index])
-        for name, guess in firsts.items()
+        n: Choice(variant=n, config=considered[n][first.index])
+        for n, first in firsts.items()
     }
     return Decision(
         choice=choices[found.variant],
         heroes=tuple(
-            choices.get(name) or _default(name, problem, device)
-            for name in diagnosis.candidates
+            choices.get(n) or _default(n, problem, device) for n in diagnosis.candidates
         ),
         spaces=_spaces(diagnosis),
         reason=_prediction(found, firsts),
@@ -232,30 +234,32 @@ def unmodelled(diagnosis: Diagnosis) -> Decision:
     with its operands (``Problem.fused_operands``).
     """
     problem, device = diagnosis.problem, diagnosis.device
-    candidates = [variants.get(problem.op, name) for name in diagnosis.candidates]
-    heroes = tuple(_default(v.name, problem, device) for v in candidates)
-    fused = _fused(problem, device)
-    can_win = [] if fused else candidates
-    winners = [v.name for v in can_win if v.expects_to_win(problem, device)]
-    name = winners[0] if winners else "xla"
-    if fused:
-        reason = f"XLA {fused} while it reads them; no kernel of ours was measured so"
-    elif winners:
-        reason = f"{name} usually wins on such problems"
-    elif missed := _missed_winner(diagnosis):
-        name = candidates[0].name
-        reason = (
-            f"it stands in for {missed}, which usually wins on such problems, but "
-            "whose bits may differ from run to run"
-        )
-    else:
-        reason = _why_xla(candidates, problem, device)
+    heroes = tuple(_default(name, problem, device) for name in diagnosis.candidates)
+    name, reason = _ruled(diagnosis)
     return Decision(
         choice=next(h for h in heroes if h.variant == name),
         heroes=heroes,
         spaces=_spaces(diagnosis),
         reason=reason,
     )
+
+
+def _ruled(diagnosis: Diagnosis) -> tuple[str, str]:
+    """The variant that runs without a model, and why; see ``unmodelled``."""
+    problem, device = diagnosis.problem, diagnosis.device
+    if fused := _fused(problem, device):
+        why = f"XLA {fused} while it reads them; no kernel of ours was measured so"
+        return "xla", why
+    candidates = [variants.get(problem.op, name) for name in diagnosis.candidates]
+    winners = (v.name for v in candidates if v.expects_to_win(problem, device))
+    if name := next(winners, None):
+        return name, f"{name} usually wins on such problems"
+    if missed := _missed_winner(diagnosis):
+        return candidates[0].name, (
+            f"it stands in for {missed}, which usually wins on such problems, but "
+            "whose bits may differ from run to run"
+        )
+    return "xla", _why_xla(candidates, problem, device)
 
 
 def _default(name: str, problem: Problem, device: Device) -> Choice:

@@ -359,6 +359,8 @@ def fit_op(
     }
     others = {k: facts[k] for k in sorted(facts) if k and k not in kinds}
     about = {**model.facts, "held out": facts[""], "without": others}
+    if not made:  # of what decides nothing, only the facts are kept
+        model = dataclasses.replace(model, regressors={}, reach={})
     return dataclasses.replace(model, kinds=made, facts=about), found
 
 

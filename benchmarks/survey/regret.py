@@ -27,8 +27,8 @@ from cases import Case
 from tracea_jax import policy, variants
 from tracea_jax.diagnosis import compiled_elsewhere, diagnose
 from tracea_jax.model import features
-from tracea_jax.model.decision import beats, best, chosen
-from tracea_jax.model.model import PEERS, Prediction
+from tracea_jax.model.decision import Guess, beats, chosen
+from tracea_jax.model.model import PEERS
 
 BARS = (0.97, 0.90)
 SHARES = (0.01, 1 / 300)  # of decisions that may be under each
@@ -65,19 +65,19 @@ class Outcome:
       case: it.
       kind: of the problem.
       steps: (from which margin on, the ratio of what the model chooses), from 0 on.
-      today: of the policy without a model; None if its choice was not measured.
+      today: of the policy without a model.
       oracle: of the fastest choice measured.
     """
 
     case: Case
     kind: str
     steps: tuple[tuple[float, Ratio], ...]
-    today: Ratio | None
+    today: Ratio
     oracle: Ratio
 
     @classmethod
     def of(cls, case: Case, number: int, guesses: Guesses) -> Outcome | None:
-        """None unless a peer and a choice of ours were measured and predicted.
+        """None unless peers, ours and today's choice were measured and predicted.
 
         Args:
           case, number: the case and its number.
@@ -87,14 +87,18 @@ class Outcome:
         names = {case.measured[i].choice.variant for i in known}
         if not names & {*PEERS} or names <= {*PEERS}:
             return None
+        choice = _today(case)
+        today = next((i for i in known if case.measured[i].choice == choice), None)
+        if today is None:
+            return None
         ratios = _ratios(case, known)
-        every = [ratios[i] for i in known]
+        own = {i: guesses[number, i] for i in known}
         return cls(
             case=case,
             kind=features.kind(case.problem),
-            steps=tuple(_steps(case, {i: guesses[number, i] for i in known}, ratios)),
-            today=_today(case, ratios),
-            oracle=max((SAME, *every), key=lambda r: r.log),
+            steps=tuple(_steps(case, own, ratios, today)),
+            today=ratios[today],
+            oracle=max((SAME, *ratios.values()), key=lambda r: r.log),
         )
 
     def at(self, margin: float) -> Ratio:
@@ -133,31 +137,26 @@ def _steps(
     case: Case,
     guesses: Mapping[int, tuple[float, float]],
     ratios: Mapping[int, Ratio],
+    today: int,
 ) -> list[tuple[float, Ratio]]:
-    places: dict[str, list[int]] = {}
-    for i in guesses:
-        places.setdefault(case.measured[i].choice.variant, []).append(i)
-    every = best(
-        {
-            name: Prediction(
-                log_us=np.array([guesses[i][0] for i in own]),
-                sigma=np.array([guesses[i][1] for i in own]),
-            )
-            for name, own in places.items()
-        },
-        {name: [_varies(case, i) for i in own] for name, own in places.items()},
-    )
+    every = {
+        i: Guess(
+            variant=case.measured[i].choice.variant,
+            index=i,
+            log_us=log_us,
+            sigma=sigma,
+            varies=_varies(case, i),
+        )
+        for i, (log_us, sigma) in guesses.items()
+    }
     changes = {
-        beats(own.log_us, own.sigma, peer.log_us, peer.sigma)
-        for own in every
-        for peer in every
-        if own.variant not in PEERS and peer.variant in PEERS
+        beats(one.log_us, one.sigma, other.log_us, other.sigma)
+        for one in every.values()
+        for other in every.values()
     }
     found: list[tuple[float, Ratio]] = []
     for margin in (0.0, *sorted(z for z in changes if z > 0)):
-        guess = chosen(every, margin)
-        assert guess is not None
-        ratio = ratios[places[guess.variant][guess.index]]
+        ratio = ratios[chosen(every.values(), every[today], margin).index]
         if not found or ratio != found[-1][1]:
             found.append((margin, ratio))
     return found
@@ -170,11 +169,9 @@ def _varies(case: Case, place: int) -> bool:
     return why is not None
 
 
-def _today(case: Case, ratios: Mapping[int, Ratio]) -> Ratio | None:
+def _today(case: Case) -> policy.Choice:
     with compiled_elsewhere():
-        choice = policy.unmodelled(diagnose(case.problem, case.device)).choice
-    found = [r for i, r in ratios.items() if case.measured[i].choice == choice]
-    return found[0] if found else None
+        return policy.unmodelled(diagnose(case.problem, case.device)).choice
 
 
 # ---- margins -------------------------------------------------------------------------
@@ -235,7 +232,7 @@ def nested(outcomes: Sequence[Outcome], folds: Sequence[int]) -> list[Ratio]:
     for fold in sorted({*folds}):
         known = margins([o for o, f in zip(outcomes, folds, strict=True) if f != fold])
         for i, outcome in enumerate(outcomes):
-            if folds[i] == fold:  # a kind that is in no other fold keeps to its peers
+            if folds[i] == fold:  # a kind that is in no other fold is as today
                 found[i] = outcome.at(known.get(outcome.kind, math.inf))
     return found
 
@@ -255,7 +252,7 @@ def covered(outcomes: Sequence[Outcome], ratios: Sequence[Ratio]) -> set[str]:
         own = [
             (ratio, o.today)
             for o, ratio in zip(outcomes, ratios, strict=True)
-            if o.kind == kind and o.today is not None
+            if o.kind == kind
         ]
         gain = math.fsum(ratio.log - today.log for ratio, today in own)
         lost = sum(ratio.is_under(BARS[0]) for ratio, _ in own)
@@ -325,14 +322,13 @@ def summaries(
       kinds: that the model decides; the others are as today.
     """
     each = list(zip(outcomes, ratios, strict=True))
-    shipped = [r if o.kind in kinds else o.today or SAME for o, r in each]
+    shipped = [r if o.kind in kinds else o.today for o, r in each]
     found: dict[str, dict[str, Summary]] = {}
     for kind in ("", *sorted({o.kind for o in outcomes})):
         own = [i for i, (o, _) in enumerate(each) if kind in ("", o.kind)]
-        today = [outcomes[i].today for i in own]
         every = {
             "model": [ratios[i] if kind else shipped[i] for i in own],
-            "today": [ratio for ratio in today if ratio is not None],
+            "today": [outcomes[i].today for i in own],
             "oracle": [outcomes[i].oracle for i in own],
         }
         made = {name: Summary.of(of) for name, of in every.items()}

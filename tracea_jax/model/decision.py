@@ -1,9 +1,10 @@
-"""The rule by which predictions become a choice: the fastest, with a margin for peers.
+"""The rule by which predictions become a choice: the fastest, if it is certain enough.
 
-A kernel of ours runs where it is predicted faster than every peer by more than
-``margin`` standard deviations of the difference. The margin comes from the problems
-that were held out when the model was fitted, see ``benchmarks/survey/fit.py``. A choice
-whose bits may differ from run to run must also be worth that, see ``variants.steady``.
+Without a model the policy's rules choose. What is predicted fastest runs in place of
+their choice if it is faster by more than ``margin`` standard deviations of the
+difference. The margin comes from the problems that were held out when the model was
+fitted, see ``benchmarks/survey/fit.py``. A choice whose bits may differ from run to run
+must also be worth that, see ``variants.steady``.
 """
 
 from __future__ import annotations
@@ -68,44 +69,52 @@ def best(
         order: list[int] = np.argsort(seen.log_us, kind="stable").tolist()
         equal = [i for i in order if not varies[name][i]]
         found += [
-            Guess(
-                variant=name,
-                index=index,
-                log_us=float(seen.log_us[index]),
-                sigma=float(seen.sigma[index]),
-                varies=bool(varies[name][index]),
-            )
+            guess(name, index, seen, varies[name])
             for index in dict.fromkeys((*order[:1], *equal[:1]))
         ]
     return tuple(found)
 
 
+def guess(variant: str, index: int, seen: Prediction, varies: Sequence[bool]) -> Guess:
+    """The guess of one config of a variant's predictions."""
+    return Guess(
+        variant=variant,
+        index=index,
+        log_us=float(seen.log_us[index]),
+        sigma=float(seen.sigma[index]),
+        varies=bool(varies[index]),
+    )
+
+
 def chosen(
-    guesses: Iterable[Guess], margin: float, deterministic: bool | None = None
-) -> Guess | None:
-    """The guess that runs; None if nothing is predicted that may run.
+    guesses: Iterable[Guess],
+    incumbent: Guess,
+    margin: float,
+    deterministic: bool | None = None,
+) -> Guess:
+    """The guess that runs.
 
     Args:
       guesses: see ``best``.
-      margin: standard deviations by which ours must beat peers.
+      incumbent: of what the rules choose.
+      margin: standard deviations by which another must be faster.
       deterministic: as ``Options.determinism``.
     """
-    known = tuple(guesses)
-    if deterministic:
-        known = tuple(g for g in known if not g.varies)
-    fastest = _chosen(known, margin)
-    equal = _chosen([g for g in known if not g.varies], margin)
-    if fastest is None or equal is None or deterministic is False:
-        return fastest
-    return steadiest((fastest, equal), lambda g: g.us, lambda g: g.varies)
+    known = (incumbent, *guesses)
+    equal = [g for g in known if not g.varies]
+    if deterministic and equal:
+        known = equal
+    first = _chosen(known, incumbent, margin)
+    if not first.varies or not equal or deterministic is False:
+        return first
+    # Among equal bits XLA stands in for an incumbent without them.
+    others = (g for g in equal if g.variant in PEERS)
+    base = incumbent if not incumbent.varies else next(others, equal[0])
+    second = _chosen(equal, base, margin)
+    return steadiest((first, second), lambda g: g.us, lambda g: g.varies)
 
 
-def _chosen(guesses: Sequence[Guess], margin: float) -> Guess | None:
-    peers = [g for g in guesses if g.variant in PEERS]
-    ours = [g for g in guesses if g.variant not in PEERS]
-    peer = min(peers, key=lambda g: g.log_us, default=None)
-    own = min(ours, key=lambda g: g.log_us, default=None)
-    if own is None or peer is None:
-        return own or peer
-    far = beats(own.log_us, own.sigma, peer.log_us, peer.sigma)
-    return own if far > margin else peer
+def _chosen(guesses: Sequence[Guess], incumbent: Guess, margin: float) -> Guess:
+    fastest = min(guesses, key=lambda g: g.log_us)
+    far = beats(fastest.log_us, fastest.sigma, incumbent.log_us, incumbent.sigma)
+    return fastest if far > margin else incumbent

@@ -87,8 +87,8 @@ class Kind:
     """What is decided of one kind of problem; see ``features.kind``.
 
     Attributes:
-      margin: by how many standard deviations a kernel of ours must be faster than a
-        peer to be chosen.
+      margin: by how many standard deviations a choice must be faster than what the
+        policy's rules choose.
       portfolio: configs by variant, as plain data, of which None stands for the
         variant's default; those that are legal for a problem are compared.
       facts: held-out regret of the model, and of the policy without it.
