@@ -21,6 +21,7 @@ import attention_tables
 import cpu_tables
 import gains
 import sharded_tables
+import survey_tables
 from table_cells import (
     MACHINES,
     UNMEASURED,
@@ -442,6 +443,7 @@ TABLES = {
     "models": models,
     "programs": programs,
     "sharded_steps": sharded_tables.steps,
+    "survey": survey_tables.regret,
     "tuner": tuner,
 }
 

@@ -176,3 +176,27 @@ def test_printed_tables_show_losses_and_failures(module):
     assert "0.500" in lines[1] and "no kernel of ours takes it" in lines[2]
     assert "ValueError: no" in lines[3] and "more" not in lines[3]
     assert bench.render_groups(suite.summary(rows)).count("NO") == 3
+
+
+def test_tables_of_what_models_decide(module, tmp_path):
+    def summary(geomean: float, under: float) -> dict[str, object]:
+        return {"problems": 25, "geomean": geomean, "under": [under, 0.0]}
+
+    of = {
+        "model": summary(1.5, 0.0),
+        "today": summary(1.25, 0.04),
+        "oracle": summary(2, 0),
+    }
+    unknown = {"model": summary(1.0, 0.0), "oracle": summary(1.0, 0.0)}
+    ops = {
+        "conv2d": {"all": of, "decided": ["a"], "kinds": {"a": of, "b": unknown}},
+    }
+    result = {"device": "some GPU", "versions": {"jax": "1"}, "ops": ops}
+    (tmp_path / "some_gpu").mkdir()
+    (tmp_path / "some_gpu" / "survey.json").write_text(json.dumps(result))
+    text = module("survey_tables").regret(tmp_path)
+    assert "\nsome GPU, jax 1:\n" in text
+    figures = "1.50 | 0.0% | 0.0% | 1.25 | 4.0% | 2.00 |"
+    assert f"| **conv2d, all** | 25 | as installed | {figures}" in text
+    assert f"| a | 25 | model | {figures}" in text
+    assert "| b | 25 | rules | 1.00 | 0.0% | 0.0% | - | - | 1.00 |" in text

@@ -29,7 +29,7 @@ from tracea_jax.tuning.answers import interpolate
 from tracea_jax.tuning.answers.answer import Question
 from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.answers.neighbours import Neighbour
-from tracea_jax.tuning.answers.steady import WORTH, steadiest
+from tracea_jax.variants.steady import WORTH, steadiest
 from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.environment import environment
 from tracea_jax.tuning.store.records import Best, Entry, Observation

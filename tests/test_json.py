@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -14,6 +15,7 @@ from processes import forked
 from synthetic_bench import PROBLEM, entry
 
 import tracea_jax as tracea
+from tracea_jax.doctor import ModelInUse
 from tracea_jax.tuning.answers.knowledge import Knowledge
 
 pytestmark = pytest.mark.once
@@ -64,6 +66,9 @@ def test_the_doctor_tells_what_is_documented(documented):
     assert set(data["caches"]) == documented["doctor: caches"]
     assert {*data["variants"][0]} == documented["doctor: a variant"]
     assert {*data["elsewhere"][0]} == documented["doctor: elsewhere"]
+    fields = {field.name for field in dataclasses.fields(ModelInUse)}
+    assert fields == documented["doctor: a model"]
+    assert all({*model} == fields for model in data["models"])
     cpu = data["devices"][0]
     assert cpu["platform"] == "cpu" and cpu["cores"] >= 1
     (said,) = [v for v in data["variants"] if v["variant"] == "gemm_cpu"]

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import lzma
 import math
 import pathlib
 import signal
@@ -207,6 +208,18 @@ def test_rows_round_trip(tmp_path):
     rows.write(file, wanted)  # goes on with the numbers of the file
     assert rows.read(file) == wanted
     assert len(file.read_text().splitlines()) == 5 + 2 + 6
+
+
+def test_compressed_rows_are_read(tmp_path):
+    file = tmp_path / "matmul.jsonl"
+    wanted = [a_row(i) for i in range(3)]
+    rows.write(file, wanted)
+    packed = tmp_path / "matmul.jsonl.xz"
+    packed.write_bytes(lzma.compress(file.read_bytes()))
+    assert rows.read(packed) == wanted
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(rows.Damaged, match=r"matmul\.jsonl\.xz"):
+        rows.read(packed)
 
 
 @pytest.mark.parametrize("op", problems.DRAWS)

@@ -19,6 +19,7 @@ from tracea_jax.device import Device, cuda_driver_version, platform_of
 from tracea_jax.diagnosis import why_default_varies, why_forbidden
 from tracea_jax.emit import targets
 from tracea_jax.knowledge import known
+from tracea_jax.model.model import device_kind, installed_versions, shipped
 from tracea_jax.options import current, device_for
 from tracea_jax.page import Column, Page, Printable, Row, Table
 from tracea_jax.runtime import clang, cubins, nvrtc, trust
@@ -77,6 +78,38 @@ class Said:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInUse:
+    """A model that chooses the defaults of an op on a device.
+
+    Attributes:
+      op, device: names of what it is for.
+      problems: how many the survey measured.
+      kinds: of problem that the model decides; see ``model.features.kind``.
+      geomean: of the best peer's time over that of the model's choice, on held-out
+        problems of all kinds.
+      under: share of these with a ratio under 0.97.
+      same_versions: whether the libraries are those of the survey; where not, peers
+        must be beaten by more.
+    """
+
+    op: str
+    device: str
+    problems: int
+    kinds: list[str]
+    geomean: float
+    under: float
+    same_versions: bool
+
+    def __str__(self) -> str:
+        of = "" if self.same_versions else "; other versions than surveyed"
+        return (
+            f"{len(self.kinds)} kinds of problem, {self.problems} problems surveyed; "
+            f"held out, {self.geomean:.2f} times as fast as the best peer, "
+            f"{self.under:.1%} under 0.97{of}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
     """A GPU that kernels are written for, and that programs do not run on here.
 
@@ -128,6 +161,7 @@ class Report(Printable):
       devices: that JAX computes on.
       toolchain: what kernels are made with.
       variants: what each variant says on each device.
+      models: that choose defaults on these devices.
       elsewhere: what kernels are written for without being launched.
       caches: where answers and kernels are kept.
     """
@@ -136,6 +170,7 @@ class Report(Printable):
     devices: tuple[Device, ...]
     toolchain: Toolchain
     variants: tuple[Said, ...]
+    models: tuple[ModelInUse, ...]
     elsewhere: tuple[Elsewhere, ...]
     caches: Caches
 
@@ -146,6 +181,7 @@ class Report(Printable):
             "devices": [devices.to_json(device) for device in self.devices],
             "toolchain": dataclasses.asdict(self.toolchain),
             "variants": [dataclasses.asdict(said) for said in self.variants],
+            "models": [dataclasses.asdict(model) for model in self.models],
             "elsewhere": [dataclasses.asdict(other) for other in self.elsewhere],
             "caches": dataclasses.asdict(self.caches),
         }
@@ -172,6 +208,11 @@ class Report(Printable):
                     ],
                 ),
                 *_by_op(self.variants),
+                _pairs(
+                    "models that choose unmeasured",
+                    [(f"{m.op} on {m.device}", str(m)) for m in self.models]
+                    or [("none", "variants say where they are expected to be faster")],
+                ),
                 _elsewhere_table(self.elsewhere),
                 _pairs(
                     "caches",
@@ -212,6 +253,7 @@ def doctor(*, json: bool = False) -> Report | dict[str, Any]:
             for device in found
             for variant in op.variants
         ),
+        models=tuple(m for device in found for m in _models(device)),
         elsewhere=tuple(map(_elsewhere, targets.TARGETS.values())),
         caches=_caches(),
     )
@@ -317,6 +359,23 @@ def _said(op: Op, variant: Any, device: Device) -> Said:
         runs=runs,
         reasons=list(reasons),
     )
+
+
+def _models(device: Device) -> Iterator[ModelInUse]:
+    """The model of each op on a device."""
+    found = shipped(device_kind(device))
+    for name, op in found.ops.items() if found else ():
+        seen = op.facts["held out"]["model"]
+        if op.kinds:
+            yield ModelInUse(
+                op=name,
+                device=device.name,
+                problems=op.facts["problems"],
+                kinds=sorted(op.kinds),
+                geomean=seen["geomean"],
+                under=seen["under"][0],
+                same_versions=op.is_of(installed_versions(device)),
+            )
 
 
 def _elsewhere(target: targets.Target) -> Elsewhere:

@@ -16,10 +16,11 @@ import numpy as np
 from tracea_jax import variants
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import Diagnosis
-from tracea_jax.model.decision import Guess, best, chosen
+from tracea_jax.model.decision import Guess, best, chosen, guess
 from tracea_jax.model.model import PEERS, Model, covering
 from tracea_jax.page import times
 from tracea_jax.problem import Problem
+from tracea_jax.runtime.trust import warn_once
 from tracea_jax.variants import Config, Space, Variant
 from tracea_jax.variants.base import Doubting, Varying
 
@@ -116,57 +117,112 @@ def _own_space(variant: Variant, problem: Problem, device: Device) -> Space:
     return variant.space(problem, device)
 
 
-def decide(diagnosis: Diagnosis) -> Decision:
+def decide(diagnosis: Diagnosis, model: Model | None = None) -> Decision:
     """Turns a diagnosis into a default choice and a search space.
 
-    The model of the device decides where it covers the problem, but for what XLA on
-    GPUs fuses with its operands; elsewhere ``unmodelled`` does.
+    A model decides where it covers the problem, but for what XLA on GPUs fuses with its
+    operands; elsewhere ``unmodelled`` does.
+
+    Args:
+      diagnosis: of the problem.
+      model: by default the one that ships for the device.
     """
-    model = covering(diagnosis.problem, diagnosis.device)
-    fused = _fused(diagnosis.problem, diagnosis.device)
-    if model is None or fused:
-        return unmodelled(diagnosis)
-    return _modelled(diagnosis, model)
+    problem, device = diagnosis.problem, diagnosis.device
+    try:
+        if model is None:
+            model = covering(problem, device)
+        elif not model.covers(problem, device):
+            model = None
+        if model is not None and not _fused(problem, device):
+            return modelled(diagnosis, model)
+    except Exception as e:  # a default is no reason for a program to fail
+        warn_once(
+            f"the model of {device} failed for {problem}; please report: "
+            f"{type(e).__name__}: {e}",
+            f"model {problem.op}",
+        )
+    return unmodelled(diagnosis)
 
 
 @functools.lru_cache(maxsize=4096)
-def _modelled(diagnosis: Diagnosis, model: Model) -> Decision:
-    """The choice that is predicted fastest, by a margin if it is not a peer's.
+def modelled(diagnosis: Diagnosis, model: Model) -> Decision:
+    """A decision with a model that covers the problem.
 
-    The default of a variant is the config that is predicted fastest.
+    What is predicted fastest runs, by a margin over what would run without a model; of
+    a few configs of each variant, see ``Model.considered``. The default of a variant is
+    the one of them that is predicted fastest.
     """
     problem, device = diagnosis.problem, diagnosis.device
-    spaces = _spaces(diagnosis)
-    own = dataclasses.replace(spaces, own=True)
-    guesses = best(model.predict(problem, device, own))
-    found = chosen(guesses, model.ops[problem.op].margin)
-    if found is None:
+    name, _ = _ruled(diagnosis)
+    incumbent = _default(name, problem, device)
+    considered = {n: _considered(diagnosis, model, n) for n in diagnosis.candidates}
+    if not considered[name]:
         return unmodelled(diagnosis)
+    considered[name] = [*dict.fromkeys((*considered[name], incumbent.config))]
+    spaces = {
+        n: variants.described(variants.get(problem.op, n), problem, own, device)
+        for n, own in considered.items()
+        if own
+    }
+    varies = {
+        n: [diagnosis.may_vary(n, config) is not None for config in own]
+        for n, own in considered.items()
+    }
+    predicted = model.predict(problem, device, spaces)
+    guesses = best(predicted, varies)
+    place = considered[name].index(incumbent.config)
+    base = guess(name, place, predicted[name], varies[name])
+    found = chosen(guesses, base, model.margin(problem), diagnosis.deterministic)
+    firsts = {g.variant: g for g in reversed(guesses)} | {found.variant: found}
     choices = {
-        name: Choice(variant=name, config=own[name].config(guess.index))
-        for name, guess in guesses.items()
+        n: Choice(variant=n, config=considered[n][first.index])
+        for n, first in firsts.items()
     }
     return Decision(
         choice=choices[found.variant],
         heroes=tuple(
-            choices.get(name) or _default(name, problem, device)
-            for name in diagnosis.candidates
+            choices.get(n) or _default(n, problem, device) for n in diagnosis.candidates
         ),
-        spaces=spaces,
-        reason=_prediction(found, guesses),
+        spaces=_spaces(diagnosis),
+        reason=_prediction(found, firsts),
     )
+
+
+def _considered(diagnosis: Diagnosis, model: Model, name: str) -> list[Config]:
+    """The configs of a variant that are predicted: those that may run, or its default.
+
+    There are none of variants that the model does not know.
+    """
+    problem, device = diagnosis.problem, diagnosis.device
+    variant = variants.get(problem.op, name)
+    if not model.knows(problem.op, name):
+        return []
+    known = model.considered(problem, name)
+    given = [config for config in known if config is not None]
+    legal = [c for c in given if variants.is_legal(variant, problem, c, device)]
+    if diagnosis.deterministic:
+        legal = [c for c in legal if diagnosis.may_vary(name, c) is None]
+    if len(given) < len(known) or not legal:  # the default's bits are equal if any are
+        legal.append(variant.heuristic(problem, device))
+    return list(dict.fromkeys(legal))
 
 
 def _prediction(found: Guess, guesses: Mapping[str, Guess]) -> str:
     """The prediction of what was chosen, and of what it was compared with."""
     peers = [g for g in guesses.values() if g.variant in PEERS and g != found]
     ours = [g for g in guesses.values() if g.variant not in PEERS and g != found]
-    low, high = map(times.number, found.interval_us)
-    text = [f"model: {times.microseconds(found.us)} ({low} to {high})"]
+    text = [f"model: {_predicted(found)}"]
     for other in sorted(peers or ours, key=lambda g: g.log_us):
         name = "XLA" if other.variant == "xla" else other.variant
-        text.append(f"{name} {times.microseconds(other.us)}")
+        text.append(f"{name} {_predicted(other)}")
     return ", ".join(text)
+
+
+def _predicted(guess: Guess) -> str:
+    if not guess.sigma:
+        return times.microseconds(guess.us)
+    low, high = map(times.number, guess.interval_us)
+    return f"{times.microseconds(guess.us)} ({low} to {high})"
 
 
 def unmodelled(diagnosis: Diagnosis) -> Decision:
@@ -178,30 +234,32 @@ def unmodelled(diagnosis: Diagnosis) -> Decision:
     with its operands (``Problem.fused_operands``).
     """
     problem, device = diagnosis.problem, diagnosis.device
-    candidates = [variants.get(problem.op, name) for name in diagnosis.candidates]
-    heroes = tuple(_default(v.name, problem, device) for v in candidates)
-    fused = _fused(problem, device)
-    can_win = [] if fused else candidates
-    winners = [v.name for v in can_win if v.expects_to_win(problem, device)]
-    name = winners[0] if winners else "xla"
-    if fused:
-        reason = f"XLA {fused} while it reads them; no kernel of ours was measured so"
-    elif winners:
-        reason = f"{name} usually wins on such problems"
-    elif missed := _missed_winner(diagnosis):
-        name = candidates[0].name
-        reason = (
-            f"it stands in for {missed}, which usually wins on such problems, but "
-            "whose bits may differ from run to run"
-        )
-    else:
-        reason = _why_xla(candidates, problem, device)
+    heroes = tuple(_default(name, problem, device) for name in diagnosis.candidates)
+    name, reason = _ruled(diagnosis)
     return Decision(
         choice=next(h for h in heroes if h.variant == name),
         heroes=heroes,
         spaces=_spaces(diagnosis),
         reason=reason,
     )
+
+
+def _ruled(diagnosis: Diagnosis) -> tuple[str, str]:
+    """The variant that runs without a model, and why; see ``unmodelled``."""
+    problem, device = diagnosis.problem, diagnosis.device
+    if fused := _fused(problem, device):
+        why = f"XLA {fused} while it reads them; no kernel of ours was measured so"
+        return "xla", why
+    candidates = [variants.get(problem.op, name) for name in diagnosis.candidates]
+    winners = (v.name for v in candidates if v.expects_to_win(problem, device))
+    if name := next(winners, None):
+        return name, f"{name} usually wins on such problems"
+    if missed := _missed_winner(diagnosis):
+        return candidates[0].name, (
+            f"it stands in for {missed}, which usually wins on such problems, but "
+            "whose bits may differ from run to run"
+        )
+    return "xla", _why_xla(candidates, problem, device)
 
 
 def _default(name: str, problem: Problem, device: Device) -> Choice:

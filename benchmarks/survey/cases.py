@@ -43,6 +43,7 @@ class Case:
     problem: Problem
     device: Device
     measured: tuple[Measured, ...]
+    versions: tuple[tuple[str, str], ...] = ()  # of libraries, by name
 
     @property
     def family(self) -> str:
@@ -66,7 +67,7 @@ _FAMILY = {
 
 def surveyed(path: pathlib.Path) -> list[Case]:
     """The cases of one file of rows, or of all files in a folder, in order."""
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+    files = sorted(path.rglob("*.jsonl*")) if path.is_dir() else [path]
     return [_of_row(row) for file in files for row in rows.read(file)]
 
 
@@ -119,6 +120,7 @@ def _of_row(row: Row) -> Case:
         problem=problem,
         device=rows.device_of(row.device),
         measured=tuple(m for m in measured if m is not None),
+        versions=tuple(sorted(row.versions.items())),
     )
 
 

@@ -1,6 +1,7 @@
 """Fits a device's model to the rows of a survey, and prints what it would cost.
 
-    python benchmarks/survey/fit.py ROWS... --out tracea_jax/data/models
+    python benchmarks/survey/fit.py benchmarks/survey/rows \\
+        --out tracea_jax/data/models --results benchmarks/results
     python benchmarks/survey/fit.py --shipped H100 --op conv2d
 
 Rows are files or folders of ``benchmarks/survey/rows``. Every figure of the tables is
@@ -11,33 +12,49 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
+import json
+import math
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import portfolio
 import scipy.optimize
 import threadpoolctl
 from cases import Case, shipped, surveyed
-from regret import Outcome, lines, margin_of
+from regret import (
+    Outcome,
+    Summary,
+    covered,
+    lines,
+    margins,
+    nested,
+    outcomes_of,
+    summaries,
+)
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import GroupKFold
 
 from tracea_jax import variants
-from tracea_jax.device import NAMED
+from tracea_jax.device import NAMED, Device
 from tracea_jax.model import features, trees
 from tracea_jax.model.model import (
     OURS,
     PEERS,
+    XLA,
+    Kind,
     Model,
     OpModel,
     Regressor,
-    baseline_us,
     device_kind,
+    reference_of,
+    reference_us,
 )
-from tracea_jax.variants import Space
+from tracea_jax.survey import rows
 
 TUNED = pathlib.Path(__file__).parents[2] / "tracea_jax/data/tuned"
 
@@ -54,16 +71,16 @@ class Settings:
     """
 
     members: int = 4
-    trees: int = 150
+    trees: int = 120
     rate: float = 0.08
-    least_rows: int = 5
-    penalty: float = 1.0
+    least_rows: int = 8
+    penalty: float = 5.0
     edges: int = 63
-    folds: int = 8
+    folds: int = 6
 
 
-# Features, baseline, target, error, case and place; see ``Samples``.
-Row = tuple[dict[str, Any], float, float, float, int, int]
+# Features, target, error, case and place; see ``Samples``.
+Row = tuple[dict[str, Any], float, float, int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,15 +90,13 @@ class Samples:
     Attributes:
       names: of the features.
       values: (rows, features), NaN where a row lacks one.
-      baseline: logarithm of what predictions are relative to.
-      target: logarithm of the time over the baseline.
+      target: logarithm of the time over its reference, see ``model.model``.
       error: standard error of each target.
       case, place: of each row its case, and its place in ``Case.measured``.
     """
 
     names: tuple[str, ...]
     values: np.ndarray
-    baseline: np.ndarray
     target: np.ndarray
     error: np.ndarray
     case: np.ndarray
@@ -92,36 +107,63 @@ def samples_of(cases: Sequence[Case], overhead_us: float) -> dict[str, Samples]:
     """The samples of each group that has any."""
     rows: dict[str, list[Row]] = {}
     for number, case in enumerate(cases):
-        asked = (case.problem, case.device)
-        shared = features.of_problem(*asked)
-        for place, space in _spaces(case):
-            measured = case.measured[place]
-            name = measured.choice.variant
+        shared = features.of_problem(case.problem, case.device)
+        over_us = _references(case, overhead_us)
+        for name, places in _legal(case).items():
             group = name if name in PEERS else OURS
-            own = {} if name in PEERS else features.of_space(*asked, name, space)
-            numbers = {n: float(np.ravel(v)[0]) for n, v in {**shared, **own}.items()}
-            us = np.ravel(baseline_us(*asked, overhead_us, space))[0]
-            baseline = float(np.log(us))
-            target = float(np.log(measured.time_us)) - baseline
-            row = (numbers, baseline, target, measured.error, number, place)
-            rows.setdefault(group, []).append(row)
+            if group not in over_us:
+                continue
+            configs = [case.measured[place].choice.config for place in places]
+            own = _of_configs(case, name, configs)
+            for i, place in enumerate(places):
+                measured = case.measured[place]
+                numbers = {
+                    n: float(v if np.ndim(v) == 0 else v[i]) for n, v in own.items()
+                }
+                target = math.log(measured.time_us / over_us[group])
+                row = ({**shared, **numbers}, target, measured.error, number, place)
+                rows.setdefault(group, []).append(row)
     return {group: _samples(own) for group, own in sorted(rows.items())}
 
 
-def _spaces(case: Case) -> Iterator[tuple[int, Space]]:
-    """(place, space of this config alone) of each choice that its variant has."""
-    spaces: dict[str, Space | None] = {}
+def _references(case: Case, overhead_us: float) -> dict[str, float]:
+    """The times that those of each group are relative to; none without XLA's."""
+    peers = _peers(case)
+    if XLA not in peers:
+        return {}
+    return {
+        **dict.fromkeys(PEERS, peers[XLA]),
+        XLA: reference_us(case.problem, case.device, overhead_us),
+        OURS: peers[reference_of(peers)],
+    }
+
+
+def _peers(case: Case) -> dict[str, float]:
+    """Times of the peers that were measured."""
+    measured = {m.choice.variant: m.time_us for m in case.measured}
+    return {name: measured[name] for name in PEERS if name in measured}
+
+
+def _legal(case: Case) -> dict[str, list[int]]:
+    """Places in ``Case.measured`` of the choices that may run, by variant."""
+    found: dict[str, list[int]] = {}
     for place, measured in enumerate(case.measured):
-        name = measured.choice.variant
-        if name not in spaces:
-            variant = variants.get(case.problem.op, name)
-            refused = variant.why_not(case.problem, case.device)
-            spaces[name] = None if refused else variant.space(case.problem, case.device)
-        if (space := spaces[name]) is None:
-            continue
-        if (index := space.index(measured.choice.config)) is None:
-            continue
-        yield place, space.only(np.arange(len(space)) == index, "other")
+        choice = measured.choice
+        variant = variants.get(case.problem.op, choice.variant)
+        if variant.why_not(case.problem, case.device) is None:
+            if variants.is_legal(variant, case.problem, choice.config, case.device):
+                found.setdefault(choice.variant, []).append(place)
+    return found
+
+
+def _of_configs(case: Case, name: str, configs: Sequence[Any]) -> dict[str, Any]:
+    """Features of configs of a variant."""
+    if name in PEERS:
+        return {}
+    variant = variants.get(case.problem.op, name)
+    space = variants.described(variant, case.problem, configs, case.device)
+    own = features.of_space(case.problem, case.device, name, space)
+    return {**own, **features.of_reference(reference_of(_peers(case)))}
 
 
 def _samples(rows: Sequence[Row]) -> Samples:
@@ -132,11 +174,10 @@ def _samples(rows: Sequence[Row]) -> Samples:
     return Samples(
         names=tuple(names),
         values=values[:, differs],
-        baseline=np.array([r[1] for r in rows]),
-        target=np.array([r[2] for r in rows]),
-        error=np.array([r[3] for r in rows]),
-        case=np.array([r[4] for r in rows]),
-        place=np.array([r[5] for r in rows]),
+        target=np.array([r[1] for r in rows]),
+        error=np.array([r[2] for r in rows]),
+        case=np.array([r[3] for r in rows]),
+        place=np.array([r[4] for r in rows]),
     )
 
 
@@ -266,8 +307,8 @@ def uncertainty(
 
 def fit_op(
     cases: Sequence[Case], settings: Settings, source: str
-) -> tuple[OpModel, list[Outcome]]:
-    """The model of an op, and what its decisions on held-out problems come to."""
+) -> tuple[OpModel, dict[str, dict[str, Summary]]]:
+    """The model of an op, and the summaries of held-out problems."""
     overhead_us = min(m.time_us for case in cases for m in case.measured)
     names = sorted({case.family for case in cases})
     family = np.array([names.index(case.family) for case in cases])
@@ -281,35 +322,89 @@ def fit_op(
         ensemble = group.fitted(everything, settings)
         regressors[name] = Regressor(trees=ensemble, noise=noise, gain=gain)
         sigma = np.hypot(noise, gain * spread)
-        log_us = samples.baseline + mean
         for row in everything.tolist():
             place = (int(samples.case[row]), int(samples.place[row]))
-            guesses[place] = (float(log_us[row]), float(sigma[row]))
-    outcomes = [
-        outcome
-        for number, case in enumerate(cases)
-        if (outcome := Outcome.of(case, number, guesses)) is not None
-    ]
-    margin = margin_of(outcomes)
+            guesses[place] = (float(mean[row]), float(sigma[row]))
+    guesses = _referred(cases, guesses)
+    outcomes = outcomes_of(cases, guesses)
     ours = {m.choice.variant for case in cases for m in case.measured} - {*PEERS}
     model = OpModel(
         regressors=regressors,
         overhead_us=overhead_us,
-        margin=margin,
-        kinds=frozenset(features.kind(case.problem) for case in cases),
+        kinds={},
+        reach=_reach(cases),
         variants=frozenset(ours),
         facts={
             "problems": len(cases),
-            "judged": len(outcomes),
             "rows": source,
             "settings": dataclasses.asdict(settings),
             "scikit-learn": importlib.metadata.version("scikit-learn"),
-            "errors": {
-                n: {"noise": r.noise, "gain": r.gain} for n, r in regressors.items()
-            },
+            "versions": [
+                dict(run) for run in sorted({case.versions for case in cases})
+            ],
         },
     )
-    return model, outcomes
+    ratios = nested(outcomes, _folds(outcomes, settings))
+    kinds = covered(outcomes, ratios)
+    found = summaries(outcomes, ratios, kinds)
+    facts = {
+        kind: {name: dataclasses.asdict(summary) for name, summary in own.items()}
+        for kind, own in found.items()
+    }
+    portfolios = portfolio.of_kinds(cases, model)
+    known = margins(outcomes)
+    made = {
+        kind: Kind(margin=known[kind], portfolio=portfolios[kind], facts=facts[kind])
+        for kind in sorted(kinds)
+    }
+    others = {k: facts[k] for k in sorted(facts) if k and k not in kinds}
+    about = {**model.facts, "held out": facts[""], "without": others}
+    if not made:  # of what decides nothing, only the facts are kept
+        model = dataclasses.replace(model, regressors={}, reach={})
+    return dataclasses.replace(model, kinds=made, facts=about), found
+
+
+def _referred(
+    cases: Sequence[Case], guesses: Mapping[tuple[int, int], tuple[float, float]]
+) -> dict[tuple[int, int], tuple[float, float]]:
+    """Guesses of each case relative to its reference, as ``Model.predict`` has them."""
+    found: dict[tuple[int, int], tuple[float, float]] = {}
+    for number, case in enumerate(cases):
+        peers = _peers(case)
+        if XLA not in peers:
+            continue
+        known = [i for i in range(len(case.measured)) if (number, i) in guesses]
+        places = {case.measured[i].choice.variant: i for i in known}
+        found |= {(number, i): guesses[number, i] for i in known}
+        reference = number, places[reference_of(peers)]
+        over, sigma = guesses[reference]
+        found[number, places[XLA]] = -over, sigma  # of cuDNN relative to XLA
+        found[reference] = 0.0, 0.0
+    return found
+
+
+def _folds(outcomes: Sequence[Outcome], settings: Settings) -> list[int]:
+    """The fold of each outcome; families stay together."""
+    families = [o.case.family for o in outcomes]
+    count = min(settings.folds, len({*families}))
+    found = [0] * len(outcomes)
+    if count > 1:
+        split = GroupKFold(count).split(families, None, families)
+        for fold, (_, own) in enumerate(split):
+            for i in own:
+                found[i] = fold
+    return found
+
+
+def _reach(cases: Sequence[Case]) -> dict[str, tuple[float, float]]:
+    """The least and greatest value of each feature of the problems."""
+    found: dict[str, tuple[float, float]] = {}
+    for case in cases:
+        numbers = features.of_problem(case.problem, case.device)
+        for name, value in numbers.items():
+            low, high = found.get(name, (value, value))
+            found[name] = (min(low, value), max(high, value))
+    return dict(sorted(found.items()))
 
 
 def read(arguments: argparse.Namespace) -> list[Case]:
@@ -339,11 +434,33 @@ def fit(cases: Sequence[Case], settings: Settings) -> dict[str, Model]:
         own = [case for case in cases if device_kind(case.device) == kind]
         for op in sorted({case.problem.op for case in own}):
             chosen = [case for case in own if case.problem.op == op]
-            ops[op], outcomes = fit_op(chosen, settings, digest(chosen))
-            print(f"{kind} {op}, {ops[op].facts['errors']}")
-            print("\n".join(lines(outcomes, ops[op].margin)))
+            ops[op], found = fit_op(chosen, settings, digest(chosen))
+            errors = {n: (r.noise, r.gain) for n, r in ops[op].regressors.items()}
+            print(f"{kind} {op}, (noise, gain): {errors}")
+            print("\n".join(lines(found, functools.partial(_rule, ops[op]))))
         made[kind] = Model(device=kind, ops=ops)
     return made
+
+
+def _rule(op: OpModel, kind: str) -> str:
+    """How problems of a kind are decided, in words."""
+    return f"margin {op.kinds[kind].margin:.2f}" if kind in op.kinds else "(as today)"
+
+
+def report(model: Model, device: Device) -> dict[str, Any]:
+    """The regret of a model on held-out problems, as ``survey_tables`` shows it."""
+    ops: dict[str, Any] = {}
+    runs: list[Mapping[str, str]] = []
+    for name, op in model.ops.items():
+        decided = {kind: own.facts for kind, own in op.kinds.items()}
+        every = {**decided, **op.facts["without"]}
+        ops[name] = {
+            "all": op.facts["held out"],
+            "decided": sorted(decided),
+            "kinds": {kind: every[kind] for kind in sorted(every)},
+        }
+        runs += op.facts["versions"]
+    return {"device": device.name, "versions": dict(runs[-1]), "ops": ops}
 
 
 def main() -> None:
@@ -358,18 +475,28 @@ def main() -> None:
         help="leave out problems with a time of a larger relative error",
     )
     parser.add_argument("--out", type=pathlib.Path, help="folder for the models")
+    parser.add_argument(
+        "--results", type=pathlib.Path, help="folder for tables' results"
+    )
     for field in dataclasses.fields(Settings):
         name = f"--{field.name.replace('_', '-')}"
         parser.add_argument(name, type=type(field.default), default=field.default)
     arguments = parser.parse_args()
     names = [field.name for field in dataclasses.fields(Settings)]
     settings = Settings(**{name: getattr(arguments, name) for name in names})
-    for kind, model in fit(read(arguments), settings).items():
+    cases = read(arguments)
+    for kind, model in fit(cases, settings).items():
         data = model.to_bytes()
         print(f"{kind}: {len(data)} bytes")
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
             (arguments.out / f"{kind}.npz").write_bytes(data)
+        if arguments.results is not None:
+            device = next(c.device for c in cases if device_kind(c.device) == kind)
+            folder = arguments.results / rows.slug(device)
+            folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(report(model, device), indent=1)
+            (folder / "survey.json").write_text(f"{text}\n")
 
 
 if __name__ == "__main__":

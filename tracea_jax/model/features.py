@@ -33,13 +33,15 @@ from tracea_jax.variants import Space
 Numbers = dict[str, Any]  # a number, or a column of them, by name
 
 _TILES = (16, 32, 64, 128, 256)  # along an axis; those of all libraries divide these
+_MOST_QUERIES = 4096  # whose keys are counted
 _MOST_TWOS = 256  # no kernel reads more elements at once
 
 
 def kind(problem: Problem) -> str:
     """The kind of a problem, which a survey must have for a model to cover it.
 
-    Dtypes, layouts and directions choose kernels, so that nothing follows from others.
+    Dtypes, layouts and directions choose kernels, so that nothing follows from others;
+    but float16 and bfloat16 have the same.
     """
     return " ".join(map(str, _kind(problem)))
 
@@ -63,8 +65,15 @@ def of_space(problem: Problem, device: Device, variant: str, space: Space) -> Nu
     numbers.update({f"derived.{n}": values for n, values in space.derived.items()})
     numbers.update(_of_tiles(problem, device, space.columns))
     if space.modelled_us is not None:
+        floor_us = roofline.floor_us(problem, device) or 0.0
         numbers["modelled"] = np.log2(space.modelled_us)
+        numbers["modelled_per_floor"] = numbers["modelled"] - _log_ratio(floor_us, 1)
     return numbers
+
+
+def of_reference(peer: str) -> Numbers:
+    """The peer whose time the times of ours are relative to."""
+    return {"over_cudnn": float(peer == "cudnn")}
 
 
 def knows(op: str) -> bool:
@@ -82,6 +91,7 @@ def _of_device(problem: Problem, device: Device) -> Numbers:
         "bytes": _log(problem.bytes),
         "intensity": _log(problem.flops) - _log(problem.bytes),
         "floor_ns": _log(1e3 * floor),
+        "itemsize": float(ITEMSIZE.get(problem.operand_dtypes[0], 4)),
     }
     for dtype in ITEMSIZE:
         numbers[f"dtype={dtype}"] = float(dtype == problem.operand_dtypes[0])
@@ -272,10 +282,13 @@ def _seen_part(problem: AttentionProblem) -> float:
     everything = p.q_len + p.kv_len
     left, right = p.window or (everything, everything)
     right = min(right, 0) if p.is_causal else right
-    queries = np.arange(p.q_len) + (p.kv_len - p.q_len if p.aligned_at_end else 0)
+    if 0 in (p.q_len, p.kv_len):
+        return 0.0
+    queries = np.linspace(0, p.q_len - 1, min(p.q_len, _MOST_QUERIES)).round()
+    queries += p.kv_len - p.q_len if p.aligned_at_end else 0
     first = np.clip(queries - left, 0, p.kv_len)
     last = np.clip(queries + right + 1, 0, p.kv_len)
-    return float(np.maximum(last - first, 0).sum()) / max(p.q_len * p.kv_len, 1)
+    return float(np.maximum(last - first, 0).mean()) / p.kv_len
 
 
 _FAMILIES: Mapping[str, Callable[[Any, Device], Numbers]] = {
@@ -289,13 +302,17 @@ _FAMILIES: Mapping[str, Callable[[Any, Device], Numbers]] = {
 def _kind(problem: Any) -> tuple[Any, ...]:
     p = problem
     if isinstance(p, GemmProblem | GatedMatmulProblem):
-        return (p.op, p.lhs, p.rhs, p.out, *_exact(p))
+        return (p.op, *map(_width, (p.lhs, p.rhs, p.out)), *_exact(p))
     if isinstance(p, Conv2dProblem):
-        dtypes = (p.lhs, p.rhs, p.out)
+        dtypes = map(_width, (p.lhs, p.rhs, p.out))
         return (p.op, p.direction, p.layout, *dtypes, *_exact(p))
     if isinstance(p, AttentionProblem):
-        return (p.op, p.direction, p.dtype)
+        return (p.op, p.direction, _width(p.dtype))
     return (p.op,)
+
+
+def _width(dtype: str) -> str:
+    return "16-bit" if dtype in ("float16", "bfloat16") else dtype
 
 
 def _exact(problem: GemmProblem | GatedMatmulProblem | Conv2dProblem) -> list[str]:

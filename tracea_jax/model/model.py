@@ -1,38 +1,47 @@
 """A device's model: predicted times of choices, how far they are off, and its file.
 
-    features -> trees -> log2(time / baseline), with the spread of the trees
+    features -> trees -> log(time / reference), with the spread of the trees
              -> microseconds, and a standard deviation that held-out problems had
 
-The baseline is what a variant's own model says, and without one the roofline and what
+The reference of cuDNN is XLA's time, and that of a kernel of ours is the time of cuDNN
+where that can run, else XLA's: what makes a problem slow for both of them need not be
+predicted to choose between them. XLA's own time is relative to the roofline and what
 the least problem took. There is one ensemble for all kernels of ours of an op, and one
-for each peer: XLA, and cuDNN where it can run.
+for each peer. A decision predicts a few configs of ours, the portfolio of the problem's
+kind, so that no space is built.
 ``benchmarks/survey/fit.py`` makes the files in ``data/models`` from rows of a survey.
 ``policy`` asks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import io
 import json
+import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tracea_jax import roofline
-from tracea_jax.device import CpuDevice, Device
+from tracea_jax import roofline, variants
+from tracea_jax.device import CpuDevice, CudaDevice, Device
 from tracea_jax.model import features
 from tracea_jax.model.trees import ARRAYS, Ensemble
 from tracea_jax.problem import Problem
-from tracea_jax.variants import Space
+from tracea_jax.runtime import versions
+from tracea_jax.runtime.trust import warn_once
+from tracea_jax.variants import Config, Space
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "models"
 FORMAT = 1
-PEERS = ("xla", "cudnn")
+XLA = "xla"
+PEERS = (XLA, "cudnn")
 OURS = "ours"
+_OF_PEERS = ("jax", "jaxlib", "cudnn", "driver")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +50,7 @@ class Prediction:
 
     Attributes:
       log_us: natural logarithm of the microseconds of each.
-      sigma: standard deviation of each logarithm.
+      sigma: standard deviation of the logarithm of each time over the reference's.
     """
 
     log_us: np.ndarray
@@ -61,11 +70,33 @@ class Regressor:
     noise: float
     gain: float
 
+    @property
+    def widened(self) -> Regressor:
+        """The same for other versions: as far off once more as on new problems."""
+        return dataclasses.replace(self, noise=math.sqrt(2) * self.noise)
+
     def predict(self, rows: Mapping[str, Any], count: int) -> Prediction:
         members = self.trees.predict(rows, count)
         spread = members.std(axis=0)
         sigma = np.hypot(self.noise, self.gain * spread)
         return Prediction(log_us=members.mean(axis=0), sigma=sigma)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Kind:
+    """What is decided of one kind of problem; see ``features.kind``.
+
+    Attributes:
+      margin: by how many standard deviations a choice must be faster than what the
+        policy's rules choose.
+      portfolio: configs by variant, as plain data, of which None stands for the
+        variant's default; those that are legal for a problem are compared.
+      facts: held-out regret of the model, and of the policy without it.
+    """
+
+    margin: float
+    portfolio: Mapping[str, Sequence[Mapping[str, Any] | None]]
+    facts: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,19 +106,41 @@ class OpModel:
     Attributes:
       regressors: by the peer's name, and ``OURS``.
       overhead_us: what is added to the roofline.
-      margin: by how many standard deviations a kernel of ours must be faster than a
-        peer to be chosen.
-      kinds: see ``features.kind``, which problems had.
+      kinds: those for which the model was better on held-out problems than the policy
+        without it.
+      reach: least and greatest value of each feature of the problems of the survey.
       variants: of ours, which were measured.
       facts: where it comes from: problems, held-out regret, versions.
     """
 
     regressors: Mapping[str, Regressor]
     overhead_us: float
-    margin: float
-    kinds: frozenset[str]
+    kinds: Mapping[str, Kind]
+    reach: Mapping[str, tuple[float, float]]
     variants: frozenset[str]
     facts: Mapping[str, Any]
+
+    def covers(self, problem: Problem, device: Device) -> bool:
+        """Whether such a problem was measured, and no feature is beyond those seen."""
+        if features.kind(problem) not in self.kinds:
+            return False
+        numbers = _shared(problem, device)
+        limits = ((value, self.reach.get(name)) for name, value in numbers.items())
+        return all(of and of[0] <= value <= of[1] for value, of in limits)
+
+    def is_of(self, installed: Mapping[str, str]) -> bool:
+        """Whether rows of the survey have these versions, where both are known."""
+        runs: Sequence[Mapping[str, str]] = self.facts.get("versions", ())
+        return any(
+            all(run.get(name, found) == found for name, found in installed.items())
+            for run in runs
+        )
+
+    @property
+    def widened(self) -> OpModel:
+        """The same where other versions of the peers run than in the survey."""
+        known = {name: of.widened for name, of in self.regressors.items()}
+        return dataclasses.replace(self, regressors=known)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,11 +158,25 @@ class Model:
     def covers(self, problem: Problem, device: Device) -> bool:
         """Whether problems like this one were measured on such a device."""
         found = self.ops.get(problem.op)
-        return (
-            found is not None
-            and device_kind(device) == self.device
-            and features.kind(problem) in found.kinds
-        )
+        is_same = device_kind(device) == self.device
+        return found is not None and is_same and found.covers(problem, device)
+
+    def considered(self, problem: Problem, variant: str) -> tuple[Config | None, ...]:
+        """Configs of a variant to predict; None stands for its default.
+
+        Those that this version does not have are left out.
+        """
+        kind = self.ops[problem.op].kinds[features.kind(problem)]
+        return _configs(kind, problem.op, variant)
+
+    def knows(self, op: str, variant: str) -> bool:
+        """Whether times of the variant are predicted."""
+        known = self.ops[op]
+        return variant in known.variants or variant in known.regressors
+
+    def margin(self, problem: Problem) -> float:
+        """See ``Kind.margin``."""
+        return self.ops[problem.op].kinds[features.kind(problem)].margin
 
     def predict(
         self, problem: Problem, device: Device, spaces: Mapping[str, Space]
@@ -119,19 +186,42 @@ class Model:
         Variants that were never measured are left out.
         """
         op = self.ops[problem.op]
-        shared = features.of_problem(problem, device)
-        found: dict[str, Prediction] = {}
+        shared = _shared(problem, device)
+        found = self._peers(problem, device, [n for n in spaces if n in PEERS])
+        reference = found[reference_of(found)]
+        shared = {**shared, **features.of_reference(reference_of(found))}
         for name, space in spaces.items():
-            if name in PEERS and name in op.regressors:
-                seen = op.regressors[name].predict(shared, 1)
-            elif name in op.variants:
+            if name in op.variants:
                 own = features.of_space(problem, device, name, space)
                 seen = op.regressors[OURS].predict({**shared, **own}, len(space))
-            else:
-                continue
-            baseline = np.log(baseline_us(problem, device, op.overhead_us, space))
-            found[name] = dataclasses.replace(seen, log_us=seen.log_us + baseline)
-        return found
+                log_us = reference.log_us + seen.log_us
+                found[name] = dataclasses.replace(seen, log_us=log_us)
+        return {name: found[name] for name in spaces if name in found}
+
+    def _peers(
+        self, problem: Problem, device: Device, names: Sequence[str]
+    ) -> dict[str, Prediction]:
+        """Predictions of XLA, and of other peers of these that were measured."""
+        op, shared = self.ops[problem.op], _shared(problem, device)
+        known = [name for name in names if name in op.regressors and name != XLA]
+        seen = {name: op.regressors[name].predict(shared, 1) for name in (XLA, *known)}
+        xla = seen[XLA].log_us
+        xla = xla + math.log(reference_us(problem, device, op.overhead_us))
+        found = {
+            name: Prediction(log_us=xla + seen[name].log_us, sigma=np.zeros(1))
+            for name in known
+        }
+        # Uncertain is the quotient of both peers' times.
+        sigma = seen[known[0]].sigma if known else np.zeros(1)
+        return {XLA: Prediction(log_us=xla, sigma=sigma), **found}
+
+    def with_versions(self, installed: Mapping[str, str]) -> Model:
+        """The model where these versions are installed: peers may be others'."""
+        ops = {
+            name: op if op.is_of(installed) else op.widened
+            for name, op in self.ops.items()
+        }
+        return dataclasses.replace(self, ops=ops)
 
     def to_bytes(self) -> bytes:
         """The content of the model's file; equal models have equal bytes."""
@@ -164,12 +254,31 @@ class Model:
         return cls(device=about["device"], ops=ops)
 
 
-def baseline_us(
-    problem: Problem, device: Device, overhead_us: float, space: Space
-) -> float | np.ndarray:
-    """Times that predictions are relative to: a variant's own model, if it has one."""
-    if space.modelled_us is not None:
-        return space.modelled_us
+@functools.lru_cache(maxsize=16)  # whether a model covers a problem is asked before
+def _shared(problem: Problem, device: Device) -> features.Numbers:
+    return features.of_problem(problem, device)
+
+
+@functools.lru_cache(maxsize=512)
+def _configs(kind: Kind, op: str, variant: str) -> tuple[Config | None, ...]:
+    found: list[Config | None] = []
+    known = variants.get(op, variant)
+    for data in kind.portfolio.get(variant, ()):
+        with contextlib.suppress(ValueError):
+            is_default = data is None
+            found.append(
+                None if is_default else variants.config_from_json(known, dict(data))
+            )
+    return tuple(found)
+
+
+def reference_of(peers: Iterable[str]) -> str:
+    """The peer that kernels of ours are compared with: the last one of ``PEERS``."""
+    return max(peers, key=PEERS.index)
+
+
+def reference_us(problem: Problem, device: Device, overhead_us: float) -> float:
+    """What XLA's time is relative to."""
     return (roofline.floor_us(problem, device) or 0.0) + overhead_us
 
 
@@ -181,26 +290,65 @@ def device_kind(device: Device) -> str:
 
 
 @functools.cache
-def shipped(device: str) -> Model | None:
-    """The model in the package for a kind of device, or None."""
-    path = DATA / f"{device}.npz"
-    return Model.from_bytes(path.read_bytes()) if path.exists() else None
+def shipped(kind: str) -> Model | None:
+    """The model in the package for a kind of device, or None.
+
+    A file that cannot be read is a warning.
+    """
+    path = DATA / f"{kind}.npz"
+    if not path.exists():
+        return None
+    try:
+        return Model.from_bytes(path.read_bytes())
+    except Exception as e:  # whatever is wrong with a file, programs run without it
+        warn_once(f"the model {path} cannot be read, and is not used: {e}")
+        return None
+
+
+@functools.cache
+def _here(kind: str, is_cuda: bool) -> Model | None:
+    """The shipped model, as certain as the installed versions allow."""
+    model = shipped(kind)
+    return model and model.with_versions(_installed(is_cuda))
 
 
 def covering(problem: Problem, device: Device) -> Model | None:
     """The model that covers a problem on a device, or None."""
     if not features.knows(problem.op):
         return None
-    model = shipped(device_kind(device))
+    model = _here(device_kind(device), isinstance(device, CudaDevice))
     return model if model is not None and model.covers(problem, device) else None
+
+
+def installed_versions(device: Device) -> dict[str, str]:
+    """Versions that the times of peers depend on, those that are known here."""
+    return _installed(isinstance(device, CudaDevice))
+
+
+def _installed(is_cuda: bool) -> dict[str, str]:
+    known = versions.installed(is_cuda=is_cuda)
+    return {name: of for name, of in known.items() if name in _OF_PEERS}
+
+
+def forget() -> None:
+    """Files are read again; for tests."""
+    shipped.cache_clear()
+    _here.cache_clear()
 
 
 def _about(op: OpModel) -> dict[str, Any]:
     """Everything of an op's model but arrays, as plain data."""
     return {
         "overhead_us": op.overhead_us,
-        "margin": op.margin,
-        "kinds": sorted(op.kinds),
+        "kinds": {
+            name: {
+                "margin": kind.margin,
+                "portfolio": kind.portfolio,
+                "facts": kind.facts,
+            }
+            for name, kind in sorted(op.kinds.items())
+        },
+        "reach": op.reach,
         "variants": sorted(op.variants),
         "facts": dict(op.facts),
         "regressors": {
@@ -224,8 +372,8 @@ def _op_model(about: dict[str, Any], op: str, file: Any) -> OpModel:
     return OpModel(
         regressors={g: regressor(g, own) for g, own in about["regressors"].items()},
         overhead_us=about["overhead_us"],
-        margin=about["margin"],
-        kinds=frozenset(about["kinds"]),
+        kinds={name: Kind(**own) for name, own in about["kinds"].items()},
+        reach=about["reach"],
         variants=frozenset(about["variants"]),
         facts=about["facts"],
     )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from tracea_jax import variants
-from tracea_jax.device import CudaDevice
+from tracea_jax.device import Device
 from tracea_jax.diagnosis import compiled_elsewhere
 from tracea_jax.emit.kernel import Kernel
 from tracea_jax.policy import Choice
@@ -44,6 +44,8 @@ class Planned:
 
 _TRIED = 24  # configs whose kernels are looked up for a variant of a problem
 
+Choose = Callable[[Numbered], Sequence[Choice]]
+
 
 class Planner:
     """Plans problems one after another; each prefers the kernels of those before.
@@ -53,11 +55,24 @@ class Planner:
       kernels: what the problems planned so far need, by key.
     """
 
-    def __init__(self, device: CudaDevice, wishes: Preferences | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        wishes: Preferences | None = None,
+        choose: Choose | None = None,
+    ) -> None:
+        """Plans nothing yet.
+
+        Args:
+          device: see above.
+          wishes: preferences among the choices.
+          choose: the choices of a problem, in place of ``candidates``.
+        """
         self.device = device
         self.kernels: dict[str, Kernel] = {}
         wishes = wishes or Preferences()
         self._wishes = dataclasses.replace(wishes, compiled=self._compiled)
+        self._choose = choose or self._candidates
         # Configs that were chosen, the last one last, by variant and form.
         self._used: dict[Hashable, dict[Any, None]] = {}
 
@@ -68,9 +83,8 @@ class Planner:
         """
         problem = numbered.problem
         with compiled_elsewhere():
-            found = candidates(problem, self.device, numbered.name, self._wishes)
-            kept = []
-            for choice in found:
+            kept: list[Choice] = []
+            for choice in self._choose(numbered):
                 with contextlib.suppress(ValueError):
                     self.kernels |= self._needed(problem, choice)
                     kept.append(choice)
@@ -79,6 +93,9 @@ class Planner:
             used.pop(choice.config, None)
             used[choice.config] = None
         return Planned(numbered=numbered, choices=tuple(kept))
+
+    def _candidates(self, numbered: Numbered) -> Sequence[Choice]:
+        return candidates(numbered.problem, self.device, numbered.name, self._wishes)
 
     def _compiled(self, problem: Problem, variant: str, space: Space) -> Iterator[Any]:
         used = self._used.get(_form(problem, variant), {})
@@ -161,15 +178,15 @@ def write(directory: pathlib.Path, plan: Sequence[Planned]) -> None:
     (directory / PLAN).write_text("".join(f"{line}\n" for line in lines))
 
 
-def read(directory: pathlib.Path) -> Iterator[Planned]:
-    """The plan that was written; of the same version of the package.
+def read(directory: pathlib.Path, platform: str = "cuda") -> Iterator[Planned]:
+    """The plan that was written for a platform, by the same version of the package.
 
     Raises:
       ValueError: on a choice that is no longer known.
     """
     for line in (directory / PLAN).read_text().splitlines():
         data = json.loads(line)
-        numbered = Numbered.of(data["problem"], data["seed"], "cuda", data["index"])
+        numbered = Numbered.of(data["problem"], data["seed"], platform, data["index"])
         op = data["problem"]
         yield Planned(
             numbered=numbered,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracea_jax.device import CudaDevice, Device, cuda_driver_version, to_json
+from tracea_jax.device import CudaDevice, Device, to_json
 from tracea_jax.policy import Choice
-from tracea_jax.runtime import nvrtc
+from tracea_jax.runtime import nvrtc, versions
 from tracea_jax.survey import programs
 from tracea_jax.survey.problems import Numbered
 from tracea_jax.survey.rows import Candidate, Row, Time, slim
@@ -82,7 +81,7 @@ def row_of(
         seed=numbered.seed,
         problem=slim(problem),
         device=to_json(device),
-        versions=versions(device),
+        versions=_versions(device),
         rounds=raced.rounds,
         times=tuple(times),
         failed=tuple((candidates[choice], kind) for choice, kind in failed.items()),
@@ -94,13 +93,6 @@ def _spread(raced: Race, choice: Choice) -> float:
     return error if math.isfinite(error) else 1.0
 
 
-def versions(device: Device) -> dict[str, str]:
-    """Versions of the libraries that times depend on."""
-    found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
-    if isinstance(device, CudaDevice):
-        found["driver"] = cuda_driver_version() or ""
-        found["nvrtc"] = nvrtc.version() or ""
-        for name in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found.setdefault("cudnn", importlib.metadata.version(name))
-    return found
+def _versions(device: Device) -> dict[str, str]:
+    found = versions.installed(is_cuda=(is_cuda := isinstance(device, CudaDevice)))
+    return {**found, "nvrtc": nvrtc.version() or ""} if is_cuda else dict(found)

@@ -12,7 +12,8 @@ names it by its number:
 
 A row and the lines it needs are appended by one write, so that a kill loses at most the
 row that is being written. A last line without an end is dropped with a warning; any
-other line that cannot be understood is an error.
+other line that cannot be understood is an error. A finished file may be compressed by
+xz, as ``<op>.jsonl.xz``; it is read, and takes no more rows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import lzma
 import math
 import os
 import pathlib
@@ -167,8 +169,12 @@ def _content(file: pathlib.Path) -> tuple[list[Row], _Known, int]:
     """The rows, what their lines named by number, and the bytes of whole lines."""
     try:
         data = file.read_bytes()
+        if file.suffix == ".xz":
+            data = lzma.decompress(data)
     except FileNotFoundError:
         data = b""
+    except lzma.LZMAError as e:
+        raise Damaged(f"{file}: {e}") from e
     whole = data.rfind(b"\n") + 1
     if whole != len(data):
         warnings.warn(f"{file}: its last line was cut off and is dropped", stacklevel=3)

@@ -122,7 +122,7 @@ def survey(
       seed: of the draw and of random candidates.
       part: which of the problems.
       most: problems to measure at most.
-      plan: what to measure first, on a GPU; see ``ahead``.
+      plan: what to measure first; see ``ahead``.
       measure_all: makes the rows of problems; by default ``measurer``'s.
       tell: called after each row.
       clock: seconds.
@@ -204,10 +204,13 @@ def measurer(device: Device, plan: Sequence[Planned] = ()) -> Measure:
     if isinstance(device, CudaDevice):
         return functools.partial(_on_gpu, device=device, plan=plan)
     exclusive = functools.partial(measure.exclusive, current().directory, device)
+    known = {planned.numbered: planned.choices for planned in plan}
 
     def one(numbered: Numbered) -> rows.Row:
         with knowledge.undisturbed():
-            choices = candidates(numbered.problem, device, numbered.name, Preferences())
+            choices = known.get(numbered) or candidates(
+                numbered.problem, device, numbered.name, Preferences()
+            )
             return measured(numbered, choices, device, exclusive=exclusive)
 
     return functools.partial(map, one)

@@ -21,6 +21,8 @@ from tracea_jax.variants.base import (
     Inline,
     Variant,
     config_from_json,
+    described,
+    is_legal,
     kernels_in,
     may_vary,
 )
@@ -79,7 +81,9 @@ __all__ = [
     "Variant",
     "check_implementation",
     "config_from_json",
+    "described",
     "get",
+    "is_legal",
     "kernels_in",
     "may_vary",
     "of",

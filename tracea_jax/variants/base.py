@@ -8,13 +8,14 @@ that a config stands for.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 from tracea_jax.device import Device
 from tracea_jax.emit.kernel import Kernel
 from tracea_jax.mistakes import shown, similar
 from tracea_jax.problem import Problem
-from tracea_jax.variants.space import Space
+from tracea_jax.variants.space import Columns, Space
 from tracea_jax.variants.steps import Steps
 
 Config = Any  # a frozen dataclass of free choices, the variant's own type
@@ -117,6 +118,15 @@ class Ranking(Protocol):
 
 
 @runtime_checkable
+class Describing(Protocol):
+    """A variant that knows more of its configs than their fields."""
+
+    def described(self, problem: Any, columns: Columns, device: Device) -> Space:
+        """The space of these legal configs, with all that ``space`` says of them."""
+        ...
+
+
+@runtime_checkable
 class Doubting(Protocol):
     """A variant that says why XLA runs unmeasured where it could."""
 
@@ -159,6 +169,28 @@ def may_vary(
     if not isinstance(variant, Varying):
         return None
     return variant.may_vary(problem, config, device)
+
+
+def is_legal(variant: Variant, problem: Any, config: Config, device: Device) -> bool:
+    """Whether a config is legal for a problem that the variant can serve."""
+    try:
+        variant.check(problem, config, device)
+    except ValueError:
+        return False
+    return True
+
+
+def described(
+    variant: Variant, problem: Any, configs: Sequence[Config], device: Device
+) -> Space:
+    """The space of these legal configs of a variant, in this order.
+
+    Features and times are those that the configs have in the whole space.
+    """
+    known = Space.of(*configs)
+    if not isinstance(variant, Describing):
+        return known
+    return variant.described(problem, known.columns, device)
 
 
 @runtime_checkable

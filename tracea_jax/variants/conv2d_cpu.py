@@ -126,11 +126,21 @@ class Conv2dCpu:
         columns = grid(kc=_DEPTHS, nc=widths, tasks=_TASKS)
         alive, pruned = survivors(repeated(columns, hero, _effects(problem, device)))
         columns = {name: values[alive] for name, values in columns.items()}
+        return dataclasses.replace(
+            self.described(problem, columns, device), pruned=pruned
+        )
+
+    def described(
+        self, problem: Conv2dProblem, columns: Columns, device: Device
+    ) -> Space:
+        assert isinstance(device, CpuDevice)
+        if product := plain_product(problem):
+            known = GEMM_CPU.described(product, columns, device)
+            return dataclasses.replace(known, config_type=Conv2dCpuConfig)
         return Space(
             config_type=Conv2dCpuConfig,
             columns=columns,
             derived=_derived(problem, device, columns),
-            pruned=pruned,
         )
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> Conv2dCpuConfig:

@@ -110,13 +110,20 @@ class Conv2dSm80:
             asked,
             device,
         )
+        return dataclasses.replace(
+            self.described(problem, columns, device), pruned=pruned
+        )
+
+    def described(
+        self, problem: Conv2dProblem, columns: Columns, device: Device
+    ) -> Space:
+        assert isinstance(device, CudaDevice)
         config = as_config(GemmSm80Config, columns)
         return Space(
             config_type=GemmSm80Config,
             columns=columns,
-            derived=gemm_sm80.derived(asked, config, device),
+            derived=gemm_sm80.derived(products.product(problem), config, device),
             modelled_us=_modelled_us(problem, columns, device),
-            pruned=pruned,
         )
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> GemmSm80Config:

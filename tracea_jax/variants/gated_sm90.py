@@ -20,7 +20,7 @@ from tracea_jax.problem import GatedMatmulProblem, GemmProblem
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.gated import gate_epilogue, products
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90, choose, space_of
-from tracea_jax.variants.space import Space
+from tracea_jax.variants.space import Columns, Space
 
 TILE_N = (128, 256)  # whole slabs of 64 columns of G and of U
 
@@ -70,6 +70,11 @@ class GatedSm90:
     def space(self, problem: GatedMatmulProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)
         return space_of(_searched(problem), device, tile_n=TILE_N)
+
+    def described(
+        self, problem: GatedMatmulProblem, columns: Columns, device: Device
+    ) -> Space:
+        return GEMM_SM90.described(_searched(problem), columns, device)
 
     def heuristic(self, problem: GatedMatmulProblem, device: Device) -> GemmSm90Config:
         assert isinstance(device, CudaDevice)

@@ -334,11 +334,18 @@ class GemmCpu:
         alike = repeated(columns, hero, _effects(problem, device))
         alive, pruned = survivors([("panel", too_large), *alike])
         columns = {name: values[alive] for name, values in columns.items()}
+        return dataclasses.replace(
+            self.described(problem, columns, device), pruned=pruned
+        )
+
+    def described(
+        self, problem: GemmProblem, columns: Columns, device: Device
+    ) -> Space:
+        assert isinstance(device, CpuDevice)
         return Space(
             config_type=GemmCpuConfig,
             columns=columns,
             derived=_derived(problem, device, columns),
-            pruned=pruned,
         )
 
     def heuristic(self, problem: GemmProblem, device: Device) -> GemmCpuConfig:

@@ -103,13 +103,20 @@ class GemmSm80:
     def space(self, problem: GemmProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)
         columns, pruned = columns_of(problem, device, **GRID)
+        return dataclasses.replace(
+            self.described(problem, columns, device), pruned=pruned
+        )
+
+    def described(
+        self, problem: GemmProblem, columns: Columns, device: Device
+    ) -> Space:
+        assert isinstance(device, CudaDevice)
         config = as_config(GemmSm80Config, columns)
         return Space(
             config_type=GemmSm80Config,
             columns=columns,
             derived=derived(problem, config, device),
             modelled_us=modelled_us(problem, config, device),
-            pruned=pruned,
         )
 
     def heuristic(self, problem: GemmProblem, device: Device) -> GemmSm80Config:

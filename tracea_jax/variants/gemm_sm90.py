@@ -34,7 +34,13 @@ from tracea_jax.variants.cuda_gemm import (
     refused_results,
 )
 from tracea_jax.variants.gemm_sm90_model import CONSTANTS, Constants, modelled_us
-from tracea_jax.variants.space import Space, check_choices, check_ranges, check_rules
+from tracea_jax.variants.space import (
+    Columns,
+    Space,
+    check_choices,
+    check_ranges,
+    check_rules,
+)
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps, sum_of_parts
 
 _TF32_PRECISIONS = ("default", "TF32_TF32_F32")
@@ -72,6 +78,18 @@ class GemmSm90:
     def space(self, problem: GemmProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)
         return space_of(problem, device)
+
+    def described(
+        self, problem: GemmProblem, columns: Columns, device: Device
+    ) -> Space:
+        assert isinstance(device, CudaDevice)
+        config = space.of_columns(columns)
+        return Space(
+            config_type=GemmSm90Config,
+            columns=columns,
+            derived=space.derived(problem, config, device),
+            modelled_us=modelled_us(problem, config, device),
+        )
 
     def heuristic(self, problem: GemmProblem, device: Device) -> GemmSm90Config:
         assert isinstance(device, CudaDevice)
@@ -111,14 +129,8 @@ def space_of(
       **choices: the values that some fields are limited to.
     """
     columns, pruned = space.columns_of(problem, device, **{**space.GRID, **choices})
-    config = space.of_columns(columns)
-    return Space(
-        config_type=GemmSm90Config,
-        columns=columns,
-        derived=space.derived(problem, config, device),
-        modelled_us=modelled_us(problem, config, device),
-        pruned=pruned,
-    )
+    known = GEMM_SM90.described(problem, columns, device)
+    return dataclasses.replace(known, pruned=pruned)
 
 
 @functools.lru_cache(maxsize=64)  # a plan asks for its time, and then for the config

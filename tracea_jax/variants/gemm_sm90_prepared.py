@@ -27,7 +27,7 @@ from tracea_jax.problem import ITEMSIZE, GemmProblem
 from tracea_jax.variants import gemm_sm90
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90, misaligned_rows
-from tracea_jax.variants.space import Space
+from tracea_jax.variants.space import Columns, Space
 from tracea_jax.variants.steps import Buffer, Launch
 
 # On 16-bit products of at least this many flops, rows and columns, and this depth, XLA
@@ -78,6 +78,11 @@ class GemmSm90Prepared:
 
     def space(self, problem: GemmProblem, device: Device) -> Space:
         return GEMM_SM90.space(self.seen(problem), device)
+
+    def described(
+        self, problem: GemmProblem, columns: Columns, device: Device
+    ) -> Space:
+        return GEMM_SM90.described(self.seen(problem), columns, device)
 
     def heuristic(self, problem: GemmProblem, device: Device) -> GemmSm90Config:
         return GEMM_SM90.heuristic(self.seen(problem), device)

@@ -45,9 +45,9 @@ from tracea_jax.tuning.answers.evidence import Evidence
 from tracea_jax.tuning.answers.kriging import features_of, krige
 from tracea_jax.tuning.answers.legality import hashable, read_choice
 from tracea_jax.tuning.answers.neighbours import Neighbour, octaves
-from tracea_jax.tuning.answers.steady import steadiest
 from tracea_jax.tuning.answers.times import Timed, timed
 from tracea_jax.tuning.store.records import identity
+from tracea_jax.variants.steady import steadiest
 
 REACH = 2.5  # octaves; if the nearest neighbour is farther, there is no answer
 TOP = 3  # configs of each neighbour that are candidates

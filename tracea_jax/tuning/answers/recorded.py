@@ -15,9 +15,9 @@ from tracea_jax.tuning.answers import kindred
 from tracea_jax.tuning.answers.answer import Answer, Question
 from tracea_jax.tuning.answers.evidence import Evidence
 from tracea_jax.tuning.answers.legality import current, current_best, varies
-from tracea_jax.tuning.answers.steady import steadiest
 from tracea_jax.tuning.answers.times import timed
 from tracea_jax.tuning.store.records import Best, Entry
+from tracea_jax.variants.steady import steadiest
 
 
 def measured(question: Question, evidence: Evidence) -> Iterator[Answer | str]:

@@ -1,7 +1,7 @@
 """Which answer runs where the fastest one may give other bits from run to run.
 
 By default equal bits are worth a little time (docs/settings.md, ``deterministic``).
-Callers: ``recorded`` and ``interpolate``.
+Callers: ``tuning.answers`` and ``model.decision``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,49 @@
+"""Tables of what models of surveys decide, by ``benchmarks/survey/fit.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from table_cells import Results, for_each, table
+
+_COLUMNS = (
+    "problems | surveyed: | decided by | model, geomean: | under 0.97: | under 0.90: "
+    "| rules, geomean: | rules, under 0.97: | fastest measured:"
+)
+
+
+def regret(results: Results) -> str:
+    """For each device and kind of problem, the cost of decisions on held-out ones."""
+    return for_each(results, "*/survey.json", _device)
+
+
+def _device(result: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {v}" for name, v in result["versions"].items())
+    above = f"\n{result['device']}, {versions}:\n"
+    return table(above, _COLUMNS, _rows(result["ops"]))
+
+
+def _rows(ops: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for op, of in ops.items():
+        yield _cells(f"**{op}, all**", "as installed", of["all"])
+        for kind, summaries in of["kinds"].items():
+            decides = "model" if kind in of["decided"] else "rules"
+            yield _cells(kind, decides, summaries)
+
+
+def _cells(name: str, decides: str, of: Mapping[str, Any]) -> tuple[str, ...]:
+    model, rules = of["model"], of.get("today")
+    return (
+        name,
+        str(model["problems"]),
+        decides,
+        f"{model['geomean']:.2f}",
+        *(f"{share:.1%}" for share in model["under"]),
+        *(
+            (f"{rules['geomean']:.2f}", f"{rules['under'][0]:.1%}")
+            if rules
+            else ("-", "-")
+        ),
+        f"{of['oracle']['geomean']:.2f}",
+    )
