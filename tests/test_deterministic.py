@@ -29,13 +29,13 @@ from tracea_jax.tuning.answers import interpolate
 from tracea_jax.tuning.answers.answer import Question
 from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.answers.neighbours import Neighbour
-from tracea_jax.variants.steady import WORTH, steadiest
 from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.environment import environment
 from tracea_jax.tuning.store.records import Best, Entry, Observation
 from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.base import Varying
+from tracea_jax.variants.steady import WORTH, steadiest
 
 pytestmark = pytest.mark.once
 
