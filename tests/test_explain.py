@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import pathlib
 from typing import Any
 
 import jax
@@ -336,6 +337,9 @@ def test_parts_are_found_again_in_programs_that_were_compiled_before():
         with tracea.options(implementation="tracea"):
             (site,) = explain(product)(x, w).sites
         assert len(site.local) == 1
+    jax.jit(product).lower(w, w).compile()
+    kept = pathlib.Path(jax.config.jax_compilation_cache_dir)
+    assert any(kept.iterdir()) and not list(kept.glob("*explained*"))
 
 
 @jax.custom_vjp

@@ -6,10 +6,11 @@ for the devices of its arguments; it is not run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -89,7 +90,7 @@ def parts_of(closed: Any, arrays: Sequence[Any], device: Device) -> Parts | str:
     # A name of its own: no cache has the program, in which nothing would be split.
     program.__name__ = f"explained_{next(_numbers)}_{id(closed):x}"
     try:
-        with partition.recording() as found:
+        with partition.recording() as found, _kept_in_no_cache():
             jax.jit(program).lower(*arrays).compile(compiler_options=_FAST)
     except Exception as e:  # whatever a compiler has to say
         return f"{type(e).__name__}: {str(e).splitlines()[0]}"
@@ -102,6 +103,18 @@ def parts_of(closed: Any, arrays: Sequence[Any], device: Device) -> Parts | str:
 
 _BACKENDS = {"cuda": "gpu"}
 _FAST = {"xla_backend_optimization_level": 0, "xla_gpu_autotune_level": 0}
+
+
+@contextlib.contextmanager
+def _kept_in_no_cache() -> Iterator[None]:
+    """Programs compiled inside are not written to JAX's persistent cache."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 1e9)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def _part(call: Partitioned, problem: Problem, served: Served) -> Part:
