@@ -344,4 +344,4 @@ def test_shipped_models_decide_legally_about_what_was_surveyed(survey):
         variant.check(case.problem, found.choice.config, case.device)
         if found.reason.startswith("model: "):
             variants_run.add(variant.name)
-    assert len(variants_run) > 2
+    assert variants_run >= {"xla", "gemm_cpu"}
