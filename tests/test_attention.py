@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attentions import CASES, exact, lengths, qkv, random_mask
-from cases import slow_unless
 from jax import export
 from numerics import normal
+from slow_cases import slow_unless
 from transforms import assert_close
 
 import tracea_jax as tracea

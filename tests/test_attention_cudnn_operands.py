@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attentions import CASES, EXTRAS, definition, lengths, qkv, random_mask
-from cases import slow_unless
 from numerics import normal
+from slow_cases import slow_unless
 from transforms import assert_close
 
 from tracea_jax import _compat_cudnn

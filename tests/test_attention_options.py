@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attentions import EXTRAS, definition, exact, lengths, qkv, random_mask
-from cases import slow_unless
 from jax import export
 from numerics import normal
+from slow_cases import slow_unless
 from transforms import assert_close, each_in_f64, in_f64, in_f64_once
 
 import tracea_jax as tracea

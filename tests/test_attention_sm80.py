@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from attention_problems import EVERY_OPTION, EVERYTHING, problem
-from cases import slow_unless
 from compiled import assert_clean
 from gpus import A100, DEVICES, H200, small_gpu
+from slow_cases import slow_unless
 from spaces import one_of_each
 
 from tracea_jax.device import CpuDevice, CudaDevice

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attentions import CASES, definition, exact, qkv, random_mask
-from cases import slow_unless
 from jax import checkpoint_policies as policies
 from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxprs import equations
 from numerics import normal
+from slow_cases import slow_unless
 from transforms import assert_close, each_in_f64, in_f64, in_f64_once
 
 from tracea_jax.ops import attention, remat_policy

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_values import Form
-from cases import slow_unless
 from evaluation import evaluated
 from numerics import array
+from slow_cases import slow_unless
 
 import tracea_jax as tracea
 from tracea_jax.device import CPU_ISAS, local_cpu

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from bundle_programs import PROGRAMS
 from capi_programs import INVALID, built, computed, run, same_bits
-from cases import slow_unless
 from pages import blocks
+from slow_cases import slow_unless
 
 import tracea_jax as tracea
 from tracea_jax import cli

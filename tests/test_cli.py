@@ -41,8 +41,10 @@ def test_doctor(capsys, cache_dir):
     called += ["matmul", "gated_matmul", "conv2d"]
     called += ["attention", "paged_attention", "elementwise", "cuda_kernel"]
     ops = [f"{op} on {cpu}" for op in called]
+    models = "models that choose unmeasured"
     emitted = "kernels that nothing here runs (tracea emit)"
-    assert titles == ["versions", "devices", "toolchain", *ops, emitted, "caches"]
+    before = ["versions", "devices", "toolchain"]
+    assert titles == [*before, *ops, models, emitted, "caches"]
     assert "gemm_cpu: runs float32, bfloat16, float16" in out
     refused = "cannot run; it runs on NVIDIA GPUs; the device is cpu"
     matmuls = out[out.index(f"\nmatmul on {cpu}") : out.index("\ngated_matmul on")]

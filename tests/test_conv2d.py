@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numerics
 import numpy as np
 import pytest
-from cases import slow_unless
 from convolutions import arguments, exact, lax_conv
 from jaxprs import equations
 from numerics import normal
+from slow_cases import slow_unless
 
 import tracea_jax as tracea
 from tracea_jax.ops import conv2d

@@ -7,8 +7,8 @@ import itertools
 from typing import Any
 
 import pytest
-from cases import slow_unless
 from depthwise import AWKWARD, FULL, depthwise
+from slow_cases import slow_unless
 from spaces import one_of_each
 
 from tracea_jax.device import NAMED, CpuDevice, CudaDevice

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_unless
 from convolutions import arguments, lax_conv, ours, plain
 from numerics import normal
+from slow_cases import slow_unless
 from transforms import assert_close, assert_derivatives_alike, in_f64, products
 
 from tracea_jax.ops import conv2d

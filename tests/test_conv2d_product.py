@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_unless
 from flax import nnx
 from numerics import normal
+from slow_cases import slow_unless
 from transformed import filled, jit
 
 import tracea_jax as tracea

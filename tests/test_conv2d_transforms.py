@@ -154,7 +154,7 @@ def test_shard_map_refuses_what_it_refuses_of_lax(mesh):
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_the_partitioner_is_given_plain_xla(kind):
+def test_split_images_stay_split(kind):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(getattr(AxisType, kind),))
     args = arguments(batch=8)
     args = [
@@ -168,9 +168,9 @@ def test_the_partitioner_is_given_plain_xla(kind):
         jax.jit(functools.partial(gradients, PLAIN_GELU)), *map(np.asarray, args)
     )
     assert_close(jax.jit(functools.partial(gradients, GELU))(*args), expected, 1e-5)
-    if kind == "Explicit":
-        with pytest.raises(tracea.Unsupported, match="'tracea'.*use shard_map"):
-            jax.jit(functools.partial(GELU, implementation="tracea"))(*args)
+    demanded = jax.jit(functools.partial(GELU, implementation="tracea"))(*args)
+    convolutions.exact(*args, activation="gelu").assert_near(demanded)
+    assert demanded.sharding.spec[0] == "x"
 
 
 # --- export ---------------------------------------------------------------------------

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_unless
 from convolutions import GELU, PLAIN_GELU, arguments, gradients
 from jaxprs import equations
 from numerics import normal
+from slow_cases import slow_unless
 from transforms import assert_close, in_f64
 
 from tracea_jax.ops import conv2d

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attentions import CASES, definition, exact, lengths, qkv, random_mask
-from cases import slow_unless
 from jax.test_util import check_grads
 from numerics import normal
 from processes import run_forked
+from slow_cases import slow_unless
 from transforms import assert_close, in_f64
 
 import tracea_jax as tracea

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numerics
 import numpy as np
 import pytest
-from cases import slow_unless
 from cpu_gemms import (
     FULL,
     GATE,
@@ -24,6 +23,7 @@ from cpu_gemms import (
 )
 from numerics import Exact
 from processes import run_forked
+from slow_cases import slow_unless
 from spaces import one_of_each
 
 from tracea_jax.device import CPU_ISAS, local_cpu

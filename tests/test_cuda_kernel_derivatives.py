@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_unless
 from cuda_kernels import Struct, program_for_a_gpu
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from jaxprs import equations
 from numerics import normal
+from slow_cases import slow_unless
 
 import tracea_jax as tracea
 from tracea_jax.ops.cuda_kernel.tangent import differentiable

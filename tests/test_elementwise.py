@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_unless
 from elementwise import (
     DTYPES,
     FORMS,
@@ -20,6 +19,7 @@ from elementwise import (
     random,
     units_of,
 )
+from slow_cases import slow_unless
 
 import tracea_jax as tracea
 from tracea_jax.device import NAMED, local_cpu

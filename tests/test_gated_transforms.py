@@ -8,7 +8,6 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from cases import slow_unless
 from gates import FORMS, arguments, assert_gated, plain_gated
 from jax import checkpoint_policies as policies
 from jax import export
@@ -16,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxprs import equations
 from numerics import ACTIVATIONS, normal
+from slow_cases import slow_unless
 from transforms import assert_close, assert_derivatives_alike, in_f64
 
 from tracea_jax.ops import export_checks, gated_matmul, remat_policy

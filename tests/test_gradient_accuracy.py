@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_unless
 from jax import lax
 from numerics import f64, normal
+from slow_cases import slow_unless
 from transforms import in_f64
 
 from tracea_jax.ops import conv2d, gated_matmul, matmul

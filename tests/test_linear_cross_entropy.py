@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_unless
 from cross_entropies import (
     assert_near,
     chunked,
@@ -26,6 +25,7 @@ from cross_entropies import (
     temporaries,
 )
 from numerics import array, normal
+from slow_cases import slow_unless
 
 import tracea_jax as tracea
 from tracea_jax.ops import linear_cross_entropy

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_unless
 from jax.test_util import check_grads
 from jaxprs import equations
 from numerics import ACTIVATIONS, normal
+from slow_cases import slow_unless
 from transforms import (
     LAYOUTS,
     PLAIN,

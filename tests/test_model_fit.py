@@ -43,7 +43,8 @@ def measured(cases, count: int, seed: int = 0):
         problem = GemmProblem(m=m, n=n, k=k)
         variant = variants.get("matmul", "gemm_cpu")
         space = variant.space(problem, DEVICE)
-        ours = [space.config(rng.randrange(len(space))) for _ in range(2)]
+        random_one = space.config(rng.randrange(len(space)))
+        ours = [variant.heuristic(problem, DEVICE), random_one]
         work = problem.flops / 1e5
         times = {
             Choice(variant="xla", config=XLA.config_type()): 1 + work + m / 50,
@@ -344,4 +345,4 @@ def test_shipped_models_decide_legally_about_what_was_surveyed(survey):
         variant.check(case.problem, found.choice.config, case.device)
         if found.reason.startswith("model: "):
             variants_run.add(variant.name)
-    assert variants_run >= {"xla", "gemm_cpu"}
+    assert "gemm_cpu" in variants_run

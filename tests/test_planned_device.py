@@ -9,8 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
-from cases import slow_unless
 from jax import lax
+from slow_cases import slow_unless
 
 import tracea_jax as tracea
 from tracea_jax import device

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cases import slow_unless
 from processes import forked
+from slow_cases import slow_unless
 
 import tracea_jax as tracea
 from tracea_jax.campaign import progress

@@ -8,8 +8,8 @@ import statistics
 import hypothesis
 import pytest
 import synthetic_bench as synthetic
-from cases import slow_unless
 from hypothesis import strategies as st
+from slow_cases import slow_unless
 from synthetic_bench import HERO, XLA, Bench, Clock, choice
 
 from tracea_jax.tuning import goals, measure, select

@@ -7,11 +7,11 @@ from typing import Any
 
 import hypothesis
 import pytest
-from cases import slow_unless
 from hypothesis import strategies as st
 from program_races import LOSING, WINNING, raced
 from report_ratios import checked, checked_text
 from scripted_tunings import CONFIGS, CPU, LARGE, SMALL
+from slow_cases import slow_unless
 
 import tracea_jax as tracea
 from tracea_jax.campaign.report import TuneReport

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from activations import SQRT_2_PI, after_product, operands
-from cases import slow_unless
 from jax import lax
 from numerics import f64, normal
+from slow_cases import slow_unless
 from transformed import (
     assert_alike,
     assert_all_alike,

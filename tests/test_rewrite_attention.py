@@ -31,11 +31,11 @@ from attention_spellings.biases import BIASES
 from attention_spellings.jax_nn import JAX_NN
 from attention_spellings.layouts import SHARED, attend
 from attention_spellings.softmaxes import shifted, unshifted
-from cases import slow_unless
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxprs import equations
 from numerics import normal
+from slow_cases import slow_unless
 from transformed import jit
 
 from tracea_jax.rewrite import Miss, splice

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow_unless
 from cross_entropies import assert_near
 from losses import LOSSES, B, D, T, V, found, logits_of, misses, operands, take
 from numerics import array
+from slow_cases import slow_unless
 from transformed import jit
 
 import tracea_jax as tracea

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_unless
 from numerics import normal
+from slow_cases import slow_unless
 
 import tracea_jax as tracea
 from tracea_jax import catalogue

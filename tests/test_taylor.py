@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_unless
 from jax.experimental import jet
 from numerics import normal
+from slow_cases import slow_unless
 
 import tracea_jax as tracea
 

@@ -16,7 +16,7 @@ import warnings
 import pytest
 import synthetic_bench as synthetic
 import tuning_victim as victim
-from cases import slow_unless
+from slow_cases import slow_unless
 from synthetic_bench import (
     DEVICE,
     PROBLEM,

@@ -175,6 +175,7 @@ class Chunk:
     def is_label(self, labels: Any) -> Any:
         """(rows..., size): where a column is the row's label."""
         columns = lax.iota(labels.dtype, self.size)
+        columns = columns.reshape(*[1] * labels.ndim, self.size)
         return columns == (labels - self.start)[..., None]
 
     def at_label(self, logits: Any, labels: Any, otherwise: Any) -> Any:
