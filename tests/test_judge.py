@@ -83,11 +83,8 @@ def test_ratios_are_those_of_the_best_peer(judge, tmp_path, last_hero_wins):
     file = rows.path(tmp_path / "rows", DEVICE, "matmul")
     for p, ours_us in zip(planned, (1.0, 4.0, 2.1, None), strict=True):
         assert {c.variant for c in p.choices} == {"xla", "gemm_cpu"}
-        times = {
-            c: (2.0,) * 5 if c.variant == "xla" else (ours_us,) * 5
-            for c in p.choices
-            if c.variant == "xla" or ours_us
-        }
+        us = {c: 2.0 if c.variant == "xla" else ours_us for c in p.choices}
+        times = {c: (each,) * 5 for c, each in us.items() if each is not None}
         race = Race(times_us=times, repeats=dict.fromkeys(times, 1), failures={})
         failed = {c: "launch_error" for c in p.choices if c not in times}
         row = row_of(p.numbered, race, failed, DEVICE)
