@@ -240,8 +240,7 @@ def nested(outcomes: Sequence[Outcome], folds: Sequence[int]) -> list[Ratio]:
 def covered(outcomes: Sequence[Outcome], ratios: Sequence[Ratio]) -> set[str]:
     """The kinds for which the model is better than the policy without one.
 
-    It gains on held-out problems, and has no more losses than today's, or than the
-    first bar allows.
+    It gains on held-out problems, and has no more losses than the first bar allows.
 
     Args:
       outcomes: of held-out problems.
@@ -256,8 +255,7 @@ def covered(outcomes: Sequence[Outcome], ratios: Sequence[Ratio]) -> set[str]:
         ]
         gain = math.fsum(ratio.log - today.log for ratio, today in own)
         lost = sum(ratio.is_under(BARS[0]) for ratio, _ in own)
-        lost_today = sum(today.is_under(BARS[0]) for _, today in own)
-        if gain > 0 and lost <= max(lost_today, math.ceil(SHARES[0] * len(own))):
+        if gain > 0 and lost <= SHARES[0] * len(own):
             found.add(kind)
     return found
 
