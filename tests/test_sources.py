@@ -1,6 +1,7 @@
 """Header texts: the includes of a kernel are found, named and hashed."""
 
 import hashlib
+import re
 
 import pytest
 
@@ -74,3 +75,51 @@ def test_installed_headers_come_before_those_of_the_source_tree(
     (tmp_path / "site/kernels/cuda").mkdir(parents=True)
     (tmp_path / place).mkdir(parents=True, exist_ok=True)
     assert sources.directory.__wrapped__() == tmp_path / place
+
+
+_COLLECTIVE = ("__shfl_xor_sync", "__any_sync", "__all_sync")
+_FUNCTION = re.compile(r"TRACEA_DEVICE[^;{}()]*?\b(\w+)\([^;{]*\{")
+
+
+def _bodies(texts):
+    """The bodies of all functions, by name."""
+    found = {}
+    for text in texts:
+        for match in _FUNCTION.finditer(text):
+            depth, end = 1, match.end()
+            while depth:
+                depth += {"{": 1, "}": -1}.get(text[end], 0)
+                end += 1
+            found.setdefault(match[1], []).append(text[match.end() : end])
+    return found
+
+
+def _collectives(bodies):
+    """Names of functions that all lanes of a warp have to call together."""
+    found = set(_COLLECTIVE)
+    while True:
+        calls = re.compile(rf"\b({'|'.join(sorted(found))})\(")
+        more = {n for n, of in bodies.items() if all(map(calls.search, of))}
+        if more <= found:
+            return found
+        found |= more
+
+
+def _skipped_by_some_lanes(texts):
+    """Calls of collectives after && or ||, which lanes skip by their own values."""
+    names = "|".join(sorted(_collectives(_bodies(texts))))
+    after = re.compile(rf"(?:&&|\|\|)\s*!?(?:\w+(?:\.|->|::))*(?:{names})\(")
+    return [match[0] for text in texts for match in after.finditer(text)]
+
+
+def test_all_lanes_of_a_warp_call_its_collectives():
+    files = sorted(sources.directory().rglob("*.cuh"))
+    texts = [re.sub(r"//[^\n]*", "", file.read_text()) for file in files]
+    assert not _skipped_by_some_lanes(texts)
+    blind = """TRACEA_DEVICE float total(int half) const {
+      return __shfl_xor_sync(kAll, sum_[half], 1);
+    }
+    TRACEA_DEVICE bool is_blind(int half) const {
+      return !has_seen(half) && total(half) > 0.0f;
+    }"""
+    assert _skipped_by_some_lanes([blind]) == ["&& total("]

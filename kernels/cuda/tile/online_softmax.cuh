@@ -130,7 +130,8 @@ class OnlineSoftmax {
 
   // Whether a mask hides all keys from a row. Scores that are all -inf leave a total of 0.
   TRACEA_DEVICE bool is_blind(int half) const {
-    return !has_seen(half) && total(half) > 0.0f;
+    const float sum = total(half);  // of all lanes, also those of rows that have seen keys
+    return !has_seen(half) && sum > 0.0f;
   }
 
   // Makes all rows blind: of a tile that sees no block.
