@@ -1,4 +1,4 @@
-"""Header texts: the includes of a kernel are found, named and hashed."""
+"""Header texts: includes, hashes, and calls that all lanes of a warp have to make."""
 
 import hashlib
 import re
