@@ -61,8 +61,12 @@ def test_peers_and_the_choices_of_both_rules_are_measured(
     numbered = list(itertools.islice(judge.fresh(judge.OPS, (9,), device.platform), 8))
     judge.plan(judge.Judge(device=device), numbered, tmp_path, "a model")
     planned = list(ahead.read(tmp_path, device.platform))
-    assert [p.numbered for p in planned] == numbered
-    chosen = json.loads((tmp_path / judge.JUDGED).read_text())["chosen"]
+    judged = json.loads((tmp_path / judge.JUDGED).read_text())
+    chosen = judged["chosen"]
+    assert len(chosen) == len(numbered) == len(planned) + len(judged["same"])
+    assert [p.numbered for p in planned] == [
+        n for n in numbered if str(n.problem) not in {of[1] for of in judged["same"]}
+    ]
     for p in planned:
         with compiled_elsewhere():
             diagnosis = diagnose(p.numbered.problem, device)
@@ -73,6 +77,25 @@ def test_peers_and_the_choices_of_both_rules_are_measured(
         rules = chosen[f"{p.numbered.problem.op} 9 {p.numbered.index}"]
         assert rules["model"]["variant"] == diagnosis.candidates[0]
         assert rules["today"]["variant"] == unmodelled.choice.variant
+
+
+def test_a_problem_that_both_rules_leave_to_the_only_peer_counts_with_1(
+    judge, tmp_path, monkeypatch
+):
+    def xla(diagnosis, model=None):
+        found = policy.unmodelled(diagnosis)
+        own = next(h for h in found.heroes if h.variant == "xla")
+        return dataclasses.replace(found, choice=own)
+
+    monkeypatch.setattr(policy, "decide", xla)
+    numbered = [Numbered.of("matmul", 9, "cpu", i) for i in range(12)]
+    judge.plan(judge.Judge(device=DEVICE), numbered, tmp_path, "a model")
+    raced = len(list(ahead.read(tmp_path, "cpu")))
+    found, lacking = judge.ratios(tmp_path)
+    assert lacking == 0 and 0 < raced < len(numbered)
+    ratios = found["matmul"]
+    assert [len(ratios[rule]) for rule in judge.RULES] == [len(numbered) - raced] * 2
+    assert {(r.variant, r.log) for of in ratios.values() for r in of} == {("xla", 0.0)}
 
 
 def test_ratios_are_those_of_the_best_peer(judge, tmp_path, last_hero_wins):

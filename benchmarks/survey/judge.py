@@ -9,7 +9,8 @@ today's rule (``policy.unmodelled``) and the model's (``policy.decide``), and co
 their kernels into ``DIR``. ``run`` measures them on the device, appending rows to
 ``DIR/rows``, and goes on where it ended before. ``report`` prints a table of both rules
 against the best peer of the same process. A rule that runs what the best peer runs has
-the ratio 1; elsewhere a ratio is under a bar only if its 95 % interval is.
+the ratio 1; elsewhere a ratio is under a bar only if its 95 % interval is. A problem
+whose only peer is the choice of both rules counts with 1 and is not measured.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from tracea_jax.diagnosis import compiled_elsewhere, diagnose
 from tracea_jax.model.model import PEERS, Model
 from tracea_jax.options import local_device, options
 from tracea_jax.policy import Choice
+from tracea_jax.problem import Problem
 from tracea_jax.survey import ahead, rows
 from tracea_jax.survey.problems import Numbered
 from tracea_jax.survey.run import OPS, measurer, survey, wanted
@@ -85,8 +87,17 @@ def plan(
 ) -> ahead.Planner:
     """Writes what will be measured; the planner has the kernels that it needs."""
     planner = ahead.Planner(judge.device, choose=judge.choices)
-    ahead.write(out, [planner.planned(n) for n in numbered])
-    text = {"about": about, "chosen": {k: _data(v) for k, v in judge.chosen.items()}}
+    every = [planner.planned(n) for n in numbered]
+    ahead.write(out, [p for p in every if len(p.choices) > 1])
+    same = [p for p in every if len(p.choices) == 1]
+    text = {
+        "about": about,
+        "chosen": {k: _data(v) for k, v in judge.chosen.items()},
+        "same": [
+            [_group(p.numbered.problem), str(p.numbered.problem), p.choices[0].variant]
+            for p in same
+        ],
+    }
     (out / JUDGED).write_text(json.dumps(text, sort_keys=True))
     return planner
 
@@ -125,16 +136,21 @@ class Ratio:
 
 def ratios(directory: pathlib.Path) -> tuple[dict[str, dict[str, list[Ratio]]], int]:
     """The ratios of each group of problems and rule, and how many rows lack one."""
-    chosen = json.loads((directory / JUDGED).read_text())["chosen"]
+    judged = json.loads((directory / JUDGED).read_text())
+    chosen = judged["chosen"]
     found: dict[str, dict[str, list[Ratio]]] = {}
     lacking = 0
+    for name, problem, variant in judged["same"]:
+        ratio = Ratio(problem=problem, variant=variant, log=0.0, error=0.0)
+        for of in found.setdefault(name, {r: [] for r in RULES}).values():
+            of.append(ratio)
     for file in sorted((directory / "rows").rglob("*.jsonl")):
         for row in rows.read(file):
             rules = chosen.get(f"{row.problem['op']} {row.seed} {row.index}")
             own = {r: _ratio(row, rules[r]) for r in RULES} if rules else {}
             lacking += not own or None in own.values()
             if own and None not in own.values():
-                group = found.setdefault(_group(row), {r: [] for r in RULES})
+                group = found.setdefault(_group(row.asked), {r: [] for r in RULES})
                 for rule, ratio in own.items():
                     group[rule].append(ratio)  # type: ignore[reportArgumentType]
     return dict(sorted(found.items())), lacking
@@ -160,9 +176,9 @@ def _ratio(row: rows.Row, choice: Mapping[str, Any]) -> Ratio | None:
     )
 
 
-def _group(row: rows.Row) -> str:
-    op = row.problem["op"]
-    return f"{op} {row.problem.get('direction', 'forward')}" if op != "matmul" else op
+def _group(problem: Problem) -> str:
+    direction = getattr(problem, "direction", None)
+    return f"{problem.op} {direction}" if direction else problem.op
 
 
 def report(directory: pathlib.Path) -> list[str]:

@@ -240,7 +240,8 @@ def nested(outcomes: Sequence[Outcome], folds: Sequence[int]) -> list[Ratio]:
 def covered(outcomes: Sequence[Outcome], ratios: Sequence[Ratio]) -> set[str]:
     """The kinds for which the model is better than the policy without one.
 
-    It gains on held-out problems, and has no more losses than the first bar allows.
+    It gains on held-out problems, and loses on no more of them than the first bar
+    allows or than that policy does.
 
     Args:
       outcomes: of held-out problems.
@@ -254,8 +255,10 @@ def covered(outcomes: Sequence[Outcome], ratios: Sequence[Ratio]) -> set[str]:
             if o.kind == kind
         ]
         gain = math.fsum(ratio.log - today.log for ratio, today in own)
-        lost = sum(ratio.is_under(BARS[0]) for ratio, _ in own)
-        if gain > 0 and lost <= SHARES[0] * len(own):
+        lost, before = (
+            sum(r.is_under(BARS[0]) for r in of) for of in zip(*own, strict=True)
+        )
+        if gain > 0 and lost <= max(SHARES[0] * len(own), before):
             found.add(kind)
     return found
 
