@@ -344,6 +344,31 @@ def unsure(form: Form, x: Operands, do: np.ndarray) -> Unsure:
     return Unsure(rows, heads, rough, rough_heads)
 
 
+@np.errstate(all="ignore")
+def limited(
+    form: Form, x: Operands, doubt: Unsure, *, results: float, gradients: float
+) -> Unsure:
+    """Leaves out more, which kernels do not promise.
+
+    Args:
+      form, x: the attention.
+      doubt: what is left out anyway.
+      results: queries whose largest score has a larger magnitude are left out, and
+        those whose scores are all -inf if a mask hides other keys.
+      gradients: likewise, heads with such a query.
+    """
+    q, k = (x[n].transpose(0, 2, 1, 3)[:, :, :, None] for n in ("q", "k"))
+    k = np.repeat(k.swapaxes(2, 3), form.heads // form.kv_heads, 1)
+    seen = form.seen()
+    scores, _ = _scores(form, (q * k).sum(-1), x)
+    top = np.where(seen, scores, -np.inf).max(-1)
+    hidden = (top == -np.inf) & seen.any(-1) & ~seen.all(-1)
+    far, large = (np.isfinite(top) & (np.abs(top) > n) for n in (results, gradients))
+    rows = doubt.rows | far | hidden
+    heads = doubt.heads | (rows | large).any(-1)
+    return dataclasses.replace(doubt, rows=rows, heads=heads)
+
+
 def _meet(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Whether a number that may be subnormal meets one that is not finite."""
 
@@ -371,13 +396,23 @@ def kind(x: np.ndarray) -> np.ndarray:
 
 
 def differences(
-    form: Form, found: list[Any], x: Operands, do: np.ndarray
+    form: Form,
+    found: list[Any],
+    x: Operands,
+    do: np.ndarray,
+    doubt: Unsure | None = None,
 ) -> Iterator[str]:
-    """Differences from all readings: the result, how, and in how many elements."""
+    """Differences from all readings: the result, how, and in how many elements.
+
+    Args:
+      form, x, do: the attention, its operands, the cotangent.
+      found: o, and gradients if any.
+      doubt: what is left out; by default what ``unsure`` finds.
+    """
     readings = [
         np.stack(r) for r in zip(*(read(form, h, x, do) for h in READINGS), strict=True)
     ]
-    doubt = unsure(form, x, do)
+    doubt = doubt or unsure(form, x, do)
     names = (
         ["o", "dq", "dk", "dv"] + ["dbias"] * bool(form.bias) + ["dsinks"] * form.sinks
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from attention_gradients import ALL, BIASED, EVERYTHING, TILED, USUAL, problem
 from attention_problems import default
+from spaces import one_of_each
 
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
@@ -323,3 +324,13 @@ def test_registers_and_memory_refuse_configs():
     alibi: dict[str, Any] = {"alibi": "linear", "is_causal": True}
     for fields in (TILED, alibi):
         ATTENTION_BACKWARD_SM90.check(problem(**fields), added, H200)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_sums_of_dq_take_two_stages(dtype, head_dim):
+    """Blocks are even or odd by their stage, which a kernel asserts."""
+    asked = problem(head_dim, dtype=dtype, kv_lengths=True)
+    space = ATTENTION_BACKWARD_SM90.space(asked, H200)
+    found = {(c.adds, c.stages_q) for c in one_of_each(space, "dq", "stages_q")}
+    assert found == {(False, 2), (False, 3), (True, 2)}

@@ -9,7 +9,9 @@ import pathlib
 
 import pytest
 
+from tracea_jax import variants
 from tracea_jax.device import NAMED, local_cpu
+from tracea_jax.policy import Choice
 from tracea_jax.runtime import nvrtc
 from tracea_jax.survey import ahead, gpu, loaded, rows
 from tracea_jax.survey.ahead import Planned, Planner
@@ -33,6 +35,24 @@ def without_compiler(monkeypatch):
         return hashlib.sha256(text.encode()).hexdigest()
 
     monkeypatch.setattr(nvrtc, "key", key)
+
+
+@pytest.mark.parametrize(
+    ("op", "variant", "is_tuned"),
+    [
+        *(("conv2d", "xla", True), ("conv2d", "conv2d_product", True)),
+        *(("conv2d", "conv2d_sm80", False), ("gated_matmul", "gated_fused", True)),
+        *(("gated_matmul", "gated_unfused", True), ("attention", "cudnn", True)),
+        *(("attention", "attention_sm90", False), ("matmul", "gemm_sm90", False)),
+    ],
+)
+def test_what_xla_computes_is_tuned(op, variant, is_tuned):
+    own = variants.get(op, variant)
+    drawn = (Numbered.of(op, 0, "cuda", i).problem for i in range(200))
+    problem = next(p for p in drawn if own.why_not(p, H100) is None)
+    choice = Choice(variant=variant, config=own.heuristic(problem, H100))
+    assert (loaded.compiler_options(problem, choice, H100) is None) == is_tuned
+    assert loaded.compiler_options(problem, choice, local_cpu()) is None
 
 
 # Plans.

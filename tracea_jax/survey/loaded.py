@@ -1,7 +1,7 @@
 """Programs of single executions, compiled, loaded and timed by their kernels.
 
-XLA's own program is compiled as users' programs are, with autotuning; programs that
-call kernels of ours or of cuDNN have nothing to tune.
+Programs are compiled as users' programs are, with autotuning, but for those that only
+call compiled kernels: they have nothing to tune.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tracea_jax import catalogue
+from tracea_jax import catalogue, variants
 from tracea_jax.device import CudaDevice, Device, backend_of
 from tracea_jax.ops.common.kernel_time import ProfileError, kernel_spans
 from tracea_jax.policy import Choice
@@ -78,13 +78,28 @@ class Subject:
         )
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.inputs]
         lowered = jax.jit(execute).lower(*shapes)
-        is_tuned = choice.variant == "xla" or not isinstance(self.device, CudaDevice)
-        return lowered.compile(compiler_options=None if is_tuned else _UNTUNED)
+        options = compiler_options(self.problem, choice, self.device)
+        return lowered.compile(compiler_options=options)
 
     def on_device(self) -> list[jax.Array]:
         """The operands in the device's memory."""
         backend = backend_of(self.device.platform)
         return jax.device_put(self.inputs, jax.local_devices(backend=backend)[0])
+
+
+def compiler_options(
+    problem: Problem, choice: Choice, device: Device
+) -> dict[str, Any] | None:
+    """XLA's options for the program of a choice, which differ from a user's for speed.
+
+    A variant may leave a part of its work to XLA, such as a product, which is tuned as
+    in a user's program: without, products of an H200 took 12 to 32 times as long.
+    """
+    if not isinstance(device, CudaDevice):
+        return None
+    variant = variants.get(problem.op, choice.variant)
+    call = variant.call(problem, choice.config, device)
+    return None if isinstance(call, variants.Inline) else _UNTUNED
 
 
 def loaded(

@@ -105,10 +105,16 @@ RULES = (
     Rule(
         code="parts",
         refuses=lambda p, c, d: (
-            c.adds & ((c.tile_kv != 2 * emit.PART) | (c.block_q != parts(p)))
+            c.adds
+            & (
+                (c.tile_kv != 2 * emit.PART)
+                | (c.block_q != parts(p))
+                | (c.stages_q != 2)
+            )
         ),
         why=lambda p, c, d: (
-            f"dq={c.dq!r} takes tile_kv={2 * emit.PART} and block_q={parts(p)}"
+            f"dq={c.dq!r} takes tile_kv={2 * emit.PART}, block_q={parts(p)} and "
+            "stages_q=2"
         ),
     ),
     Rule(
