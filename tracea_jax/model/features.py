@@ -307,7 +307,9 @@ def _kind(problem: Any) -> tuple[Any, ...]:
         dtypes = map(_width, (p.lhs, p.rhs, p.out))
         return (p.op, p.direction, p.layout, *dtypes, *_exact(p))
     if isinstance(p, AttentionProblem):
-        return (p.op, p.direction, _width(p.dtype))
+        # A query of a sequence is multiplied by other kernels than many, cuDNN's too.
+        queries = ["of one query"] if p.q_len == 1 else []
+        return (p.op, p.direction, _width(p.dtype), *queries)
     return (p.op,)
 
 
