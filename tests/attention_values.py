@@ -353,9 +353,10 @@ def limited(
     Args:
       form, x: the attention.
       doubt: what is left out anyway.
-      results: queries whose largest score has a larger magnitude are left out, and
-        those whose scores are all -inf if a mask hides other keys.
-      gradients: likewise, heads with such a query.
+      results: queries whose largest score, or sink, has a larger magnitude are left
+        out, and those whose scores are all -inf if a mask hides other keys.
+      gradients: likewise, heads with such a query; also those with an infinity or NaN
+        in a key.
     """
     q, k = (x[n].transpose(0, 2, 1, 3)[:, :, :, None] for n in ("q", "k"))
     k = np.repeat(k.swapaxes(2, 3), form.heads // form.kv_heads, 1)
@@ -363,9 +364,11 @@ def limited(
     scores, _ = _scores(form, (q * k).sum(-1), x)
     top = np.where(seen, scores, -np.inf).max(-1)
     hidden = (top == -np.inf) & seen.any(-1) & ~seen.all(-1)
+    if form.sinks:
+        top = np.maximum(top, x["sinks"][:, None])
     far, large = (np.isfinite(top) & (np.abs(top) > n) for n in (results, gradients))
     rows = doubt.rows | far | hidden
-    heads = doubt.heads | (rows | large).any(-1)
+    heads = doubt.heads | (rows | large).any(-1) | ~np.isfinite(k).all((2, 3, 4))
     return dataclasses.replace(doubt, rows=rows, heads=heads)
 
 

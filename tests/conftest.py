@@ -295,6 +295,12 @@ def optimizations() -> Iterator[None]:
 
 
 @pytest.fixture
+def without_models(monkeypatch):
+    """Rules decide, as on a device for which no model ships."""
+    monkeypatch.setattr("tracea_jax.policy.covering", lambda problem, device: None)
+
+
+@pytest.fixture
 def hopper():
     """The GPU that JAX uses; the test is skipped unless gemm_sm90 runs there."""
     from tracea_jax.options import device_for

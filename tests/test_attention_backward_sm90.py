@@ -90,7 +90,7 @@ def test_what_it_takes():
     assert "NVIDIA" in str(ATTENTION_BACKWARD_SM90.why_not(problem(), cpu))
 
 
-def test_it_is_the_default_where_cudnn_is_slower():
+def test_it_is_the_default_where_cudnn_is_slower(without_models):
     assert default(problem(), H200).variant == "cudnn"
     lengths = {"q_len": 1024, "kv_lengths": True}
     assert default(problem(**lengths), H200).variant == "cudnn"  # not measured

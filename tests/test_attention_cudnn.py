@@ -27,6 +27,8 @@ from tracea_jax.ops.common.export import export_checks
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN, masking
 
+pytestmark = pytest.mark.usefixtures("without_models")  # rules choose cuDNN
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 H200, A100 = NAMED["H200"], NAMED["A100"]
 BLACKWELL = dataclasses.replace(H200, name="B200", capability=(10, 0))

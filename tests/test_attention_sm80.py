@@ -227,7 +227,7 @@ def test_wrong_traits_do_not_compile(right, wrong, message):
 # ---- the default ---------------------------------------------------------------------
 
 
-def test_hopper_has_a_faster_kernel():
+def test_hopper_has_a_faster_kernel(without_models):
     capped = problem(q_len=4096, kv_len=4096, soft_cap=50.0)
     assert plan(capped, H200).variant == "attention_sm90"
     narrow = problem(96, q_len=4096, kv_len=4096, soft_cap=50.0)

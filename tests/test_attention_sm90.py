@@ -69,7 +69,7 @@ def test_it_runs_on_hopper_alone():
     assert "sm_90a" in str(ATTENTION_SM90.why_not(problem(), newer))
 
 
-def test_it_is_the_default_of_long_sequences():
+def test_it_is_the_default_of_long_sequences(without_models):
     long = {"q_len": 2048, "kv_len": 2048}
     for fields in ({"is_causal": True}, long):
         assert default(problem(**fields), H200).variant == "attention_sm90"
@@ -99,7 +99,9 @@ def test_it_is_the_default_of_long_sequences():
     ],
     ids=str,
 )
-def test_the_default_where_scores_are_changed_or_masked(fields, variant):
+def test_the_default_where_scores_are_changed_or_masked(
+    fields, variant, without_models
+):
     assert default(problem(**fields), H200).variant == variant
 
 

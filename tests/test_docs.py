@@ -55,7 +55,7 @@ REDRAW = "the picture is out of date: python docs/pictures.py"
 
 def test_the_picture_of_explain_is_what_it_prints(pictures):
     def without_times(text: str) -> list[str]:
-        return re.sub(r"[\d.]+ us", "# us", text).splitlines()
+        return re.sub(r"[\d.]+ us( \(.+? to .+?\))?", "# us", text).splitlines()
 
     drawn = without_times(pictures.description("explain.svg"))
     assert drawn == without_times(pictures.explained()), REDRAW

@@ -121,7 +121,7 @@ def test_where_the_plan_is_xla_or_ours(calls_cost):
         assert (site.variant != "xla") == bool(OURS.search(lowered(product, *args)))
 
 
-def test_a_library_that_is_not_there(monkeypatch):
+def test_a_library_that_is_not_there(monkeypatch, without_models):
     args = arrays((2, 256, 4, 64), (2, 256, 2, 64), (2, 256, 2, 64), dtype="bfloat16")
 
     def demanded(*args):
