@@ -16,7 +16,7 @@ from tracea_jax import policy, variants
 from tracea_jax.device import NAMED, CpuDevice, local_cpu
 from tracea_jax.diagnosis import compiled_elsewhere, diagnose
 from tracea_jax.doctor import doctor
-from tracea_jax.model import decision, features, model, trees
+from tracea_jax.model import decision, features, model, shipped, trees
 from tracea_jax.model.model import Kind, Model, OpModel, Prediction, Regressor
 from tracea_jax.problem import (
     AttentionProblem,
@@ -284,12 +284,12 @@ def test_times_over_peers_of_other_versions_are_less_certain():
 
 
 def test_shipped_models_are_small_and_as_written():
-    for path in sorted(model.DATA.glob("*.npz")):
+    for path in sorted(shipped.DATA.glob("*.npz")):
         data = path.read_bytes()
         assert len(data) <= 500 << 10
         assert Model.from_bytes(data).to_bytes() == data
-        assert model.shipped(path.stem) is not None
-    assert model.shipped("no such device") is None
+        assert shipped.of_kind(path.stem) is not None
+    assert shipped.of_kind("no such device") is None
 
 
 # --- decisions ------------------------------------------------------------------------
@@ -374,14 +374,14 @@ def test_a_model_that_fails_is_a_warning(monkeypatch, method):
 
 
 def test_a_damaged_file_is_a_warning(monkeypatch, tmp_path):
-    monkeypatch.setattr(model, "DATA", tmp_path)
+    monkeypatch.setattr(shipped, "DATA", tmp_path)
     monkeypatch.setattr(trust, "_warned", set())
-    model.forget()
+    shipped.forget()
     (tmp_path / "cpu-amx.npz").write_bytes(of_products().to_bytes()[:-99])
     diagnosis = diagnose(GemmProblem(m=99, n=99, k=99), AMX)
     with pytest.warns(RuntimeWarning, match="cpu-amx.npz cannot be read"):
         found = policy.decide(diagnosis)
-    model.forget()
+    shipped.forget()
     assert found == policy.unmodelled(diagnosis)
 
 
@@ -559,7 +559,7 @@ def test_a_model_that_is_given_decides_what_it_covers():
 
 
 def test_doctor_names_the_model_in_use(monkeypatch, tmp_path):
-    monkeypatch.setattr(model, "DATA", tmp_path)
+    monkeypatch.setattr(shipped, "DATA", tmp_path)
     known = of_products().ops["matmul"]
     seen = {"model": {"geomean": 1.234, "under": [0.005, 0.0]}}
     here = {"jax": importlib.metadata.version("jax")}
@@ -570,7 +570,7 @@ def test_doctor_names_the_model_in_use(monkeypatch, tmp_path):
         kind = model.device_kind(local_cpu())
         data = Model(device=kind, ops={"matmul": own}).to_bytes()
         (tmp_path / f"{kind}.npz").write_bytes(data)
-        model.forget()
+        shipped.forget()
         report = doctor()
         found.append(report.models)
         text = (
@@ -578,6 +578,65 @@ def test_doctor_names_the_model_in_use(monkeypatch, tmp_path):
             "as the best peer, 0.5% under 0.97"
         )
         assert text in str(report)
-    model.forget()
+    shipped.forget()
     assert [m.same_versions for (m,) in found] == [True, False]
     assert [m.op for (m,) in found] == ["matmul"] * 2
+
+
+# --- which model serves a device ------------------------------------------------------
+
+
+@pytest.fixture
+def of_gpus(monkeypatch, tmp_path):
+    """Writes models of GPUs with these shares of losses, by their names."""
+    monkeypatch.setattr(shipped, "DATA", tmp_path)
+
+    def write(**shares: float) -> None:
+        for name, share in shares.items():
+            known = of_products().ops["matmul"]
+            facts = {"model": {"under": [share, 0.0]}}
+            kinds = {
+                n: dataclasses.replace(kind, facts=facts)
+                for n, kind in known.kinds.items()
+            }
+            numbers = features.of_problem(GemmProblem(m=99, n=99, k=99), NAMED[name])
+            reach = {n: (v - 1, v + 1) for n, v in numbers.items()}
+            op = dataclasses.replace(known, kinds=kinds, reach=reach)
+            kind = model.device_kind(NAMED[name])
+            data = Model(device=kind, ops={"matmul": op}).to_bytes()
+            (tmp_path / f"{kind}.npz").write_bytes(data)
+        shipped.forget()
+
+    yield write
+    shipped.forget()
+
+
+def test_a_gpu_without_a_survey_has_the_model_of_the_nearest_alike(of_gpus):
+    asked = GemmProblem(m=99, n=99, k=99)
+    of_gpus(A100=0.0, H200=0.01)
+    for name, surveyed in (("H200", "H200"), ("H100", "H200"), ("A100", "A100")):
+        device = NAMED[name]
+        assert shipped.surveyed_for(device) == NAMED[surveyed]
+        found = shipped.covering(asked, device)
+        assert found is not None and found == shipped.serving(device)
+        assert found.device == model.device_kind(device)
+    served = (shipped.covering(asked, NAMED[n]) for n in ("H200", "H100"))
+    own, other = (m.ops["matmul"] for m in served if m)
+    assert other.regressors.keys() == own.regressors.keys()
+    for name, regressor in own.regressors.items():
+        assert other.regressors[name].noise >= regressor.noise
+    larger = dataclasses.replace(asked, m=9999)
+    for name in ("H200", "H100"):  # beyond the reach
+        assert shipped.covering(larger, NAMED[name]) is None
+    alone = dataclasses.replace(NAMED["H100"], capability=(10, 0))
+    assert shipped.surveyed_for(alone) is None is shipped.serving(alone)
+    assert shipped.surveyed_for(AMX) is None is shipped.covering(asked, AMX)
+
+
+def test_elsewhere_a_model_leaves_kinds_that_lost_too_much(of_gpus):
+    asked = GemmProblem(m=99, n=99, k=99)
+    of_gpus(H200=0.02)
+    assert shipped.covering(asked, NAMED["H200"]) is not None
+    assert shipped.covering(asked, NAMED["H100"]) is None
+    of_gpus(H100=0.02)
+    assert shipped.covering(asked, NAMED["H100"]) is not None

@@ -18,6 +18,7 @@ from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.diagnosis import compiled_elsewhere, diagnose
 from tracea_jax.model import decision, features, model
 from tracea_jax.model.model import Kind, Model
+from tracea_jax.model.shipped import DATA
 from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem, GemmProblem
 from tracea_jax.variants import XLA
@@ -311,7 +312,7 @@ def test_shipped_models_are_fitted_to_the_rows_of_the_repository(survey):
     for case in cases.surveyed(SURVEY / "rows"):
         kind = model.device_kind(case.device)
         found.setdefault((kind, case.problem.op), []).append(case)
-    files = sorted(model.DATA.glob("*.npz"))
+    files = sorted(DATA.glob("*.npz"))
     assert files
     for file in files:
         shipped = Model.from_bytes(file.read_bytes())
@@ -328,7 +329,7 @@ def test_shipped_models_are_fitted_to_the_rows_of_the_repository(survey):
 def test_shipped_models_are_reproduced(survey):
     fit, cases = survey("fit"), survey("cases")
     for kind, made in fit.fit(cases.surveyed(SURVEY / "rows"), fit.Settings()).items():
-        assert made.to_bytes() == (model.DATA / f"{kind}.npz").read_bytes()
+        assert made.to_bytes() == (DATA / f"{kind}.npz").read_bytes()
 
 
 def test_shipped_models_decide_legally_about_what_was_surveyed(survey):

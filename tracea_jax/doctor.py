@@ -19,7 +19,7 @@ from tracea_jax.device import Device, cuda_driver_version, platform_of
 from tracea_jax.diagnosis import why_default_varies, why_forbidden
 from tracea_jax.emit import targets
 from tracea_jax.knowledge import known
-from tracea_jax.model.model import device_kind, installed_versions, shipped
+from tracea_jax.model import shipped
 from tracea_jax.options import current, device_for
 from tracea_jax.page import Column, Page, Printable, Row, Table
 from tracea_jax.runtime import clang, cubins, nvrtc, trust
@@ -90,6 +90,7 @@ class ModelInUse:
       under: share of these with a ratio under 0.97.
       same_versions: whether the libraries are those of the survey; where not, peers
         must be beaten by more.
+      surveyed: name of the device of the survey, which may be one like it.
     """
 
     op: str
@@ -99,9 +100,12 @@ class ModelInUse:
     geomean: float
     under: float
     same_versions: bool
+    surveyed: str
 
     def __str__(self) -> str:
         of = "" if self.same_versions else "; other versions than surveyed"
+        if self.surveyed != self.device:
+            of = f"; surveyed on {self.surveyed}{of}"
         return (
             f"{len(self.kinds)} kinds of problem, {self.problems} problems surveyed; "
             f"held out, {self.geomean:.2f} times as fast as the best peer, "
@@ -363,8 +367,10 @@ def _said(op: Op, variant: Any, device: Device) -> Said:
 
 def _models(device: Device) -> Iterator[ModelInUse]:
     """The model of each op on a device."""
-    found = shipped(device_kind(device))
-    for name, op in found.ops.items() if found else ():
+    surveyed, found = shipped.surveyed_for(device), shipped.serving(device)
+    if surveyed is None or found is None:
+        return
+    for name, op in found.ops.items():
         seen = op.facts["held out"]["model"]
         if op.kinds:
             yield ModelInUse(
@@ -374,7 +380,8 @@ def _models(device: Device) -> Iterator[ModelInUse]:
                 kinds=sorted(op.kinds),
                 geomean=seen["geomean"],
                 under=seen["under"][0],
-                same_versions=op.is_of(installed_versions(device)),
+                same_versions=op.is_of(shipped.installed_versions(device)),
+                surveyed=surveyed.name,
             )
 
 

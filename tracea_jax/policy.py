@@ -17,7 +17,8 @@ from tracea_jax import variants
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import Diagnosis
 from tracea_jax.model.decision import Guess, best, chosen, guess
-from tracea_jax.model.model import PEERS, Model, covering
+from tracea_jax.model.model import PEERS, Model
+from tracea_jax.model.shipped import covering
 from tracea_jax.page import times
 from tracea_jax.problem import Problem
 from tracea_jax.runtime.trust import warn_once

@@ -28,10 +28,8 @@ from tracea_jax import policy, variants
 from tracea_jax.diagnosis import compiled_elsewhere, diagnose
 from tracea_jax.model import features
 from tracea_jax.model.decision import Guess, beats, chosen
-from tracea_jax.model.model import PEERS
+from tracea_jax.model.model import BARS, PEERS, SHARES
 
-BARS = (0.97, 0.90)
-SHARES = (0.01, 1 / 300)  # of decisions that may be under each
 _NAMES = 44  # columns
 _CONFIDENCE = 1.96  # standard errors to either side
 

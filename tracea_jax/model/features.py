@@ -104,15 +104,26 @@ def _of_device(problem: Problem, device: Device) -> Numbers:
             "bytes_per_l3": _log_ratio(problem.bytes, device.l3_bytes),
         }
     elif isinstance(device, CudaDevice):
-        peak = roofline.peak(device)
         numbers |= {
-            "multiprocessors": _log(device.sm_count),
             "flops_of_core": _log(problem.flops / device.sm_count),
             "bytes_per_l2": _log_ratio(problem.bytes, device.l2_bytes),
-            "bandwidth": _log(peak.bytes if peak else 0.0),
-            "peak": _log(peak.flops if peak else 0.0),
+            **of_gpu(device),
         }
     return numbers
+
+
+OF_GPUS = ("multiprocessors", "bandwidth", "peak")
+
+
+def of_gpu(device: CudaDevice) -> dict[str, float]:
+    """The features ``OF_GPUS``, which no problem changes."""
+    peak = roofline.peak(device)
+    numbers = (
+        device.sm_count,
+        peak.bytes if peak else 0.0,
+        peak.flops if peak else 0.0,
+    )
+    return dict(zip(OF_GPUS, map(_log, numbers), strict=True))
 
 
 def _of_epilogue(epilogue: Epilogue) -> Numbers:

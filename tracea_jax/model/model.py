@@ -9,8 +9,8 @@ predicted to choose between them. XLA's own time is relative to the roofline and
 the least problem took. There is one ensemble for all kernels of ours of an op, and one
 for each peer. A decision predicts a few configs of ours, the portfolio of the problem's
 kind, so that no space is built.
-``benchmarks/survey/fit.py`` makes the files in ``data/models`` from rows of a survey.
-``policy`` asks.
+``benchmarks/survey/fit.py`` makes the files in ``data/models`` from rows of a survey;
+``shipped`` reads them.
 """
 
 from __future__ import annotations
@@ -21,27 +21,25 @@ import functools
 import io
 import json
 import math
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tracea_jax import roofline, variants
-from tracea_jax.device import CpuDevice, CudaDevice, Device
+from tracea_jax.device import CpuDevice, Device
 from tracea_jax.model import features
 from tracea_jax.model.trees import ARRAYS, Ensemble
 from tracea_jax.problem import Problem
-from tracea_jax.runtime import versions
-from tracea_jax.runtime.trust import warn_once
 from tracea_jax.variants import Config, Space
 
-DATA = pathlib.Path(__file__).parents[1] / "data" / "models"
 FORMAT = 1
 XLA = "xla"
 PEERS = (XLA, "cudnn")
 OURS = "ours"
-_OF_PEERS = ("jax", "jaxlib", "cudnn", "driver")
+BARS = (0.97, 0.90)  # of the ratio of the best peer's time to that of a choice
+SHARES = (0.01, 1 / 300)  # of choices that may be under each
+_ANY = (-math.inf, math.inf)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,6 +96,12 @@ class Kind:
     portfolio: Mapping[str, Sequence[Mapping[str, Any] | None]]
     facts: Mapping[str, Any]
 
+    @property
+    def is_within_bars(self) -> bool:
+        """Whether no more held-out choices of the model are under the bars than may."""
+        under = self.facts["model"]["under"]
+        return all(seen <= most for seen, most in zip(under, SHARES, strict=True))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class OpModel:
@@ -141,6 +145,17 @@ class OpModel:
         """The same where other versions of the peers run than in the survey."""
         known = {name: of.widened for name, of in self.regressors.items()}
         return dataclasses.replace(self, regressors=known)
+
+    @property
+    def elsewhere(self) -> OpModel:
+        """The same for devices that were not surveyed, of which less is certain.
+
+        Kinds of problem that lost more than the bars allow are left out. The reach has
+        any number of a device.
+        """
+        reach = {n: _ANY if n in features.OF_GPUS else r for n, r in self.reach.items()}
+        kinds = {name: kind for name, kind in self.kinds.items() if kind.is_within_bars}
+        return dataclasses.replace(self.widened, reach=reach, kinds=kinds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -223,6 +238,11 @@ class Model:
         }
         return dataclasses.replace(self, ops=ops)
 
+    def on(self, device: Device) -> Model:
+        """The model for a device that was not surveyed."""
+        ops = {name: op.elsewhere for name, op in self.ops.items()}
+        return dataclasses.replace(self, device=device_kind(device), ops=ops)
+
     def to_bytes(self) -> bytes:
         """The content of the model's file; equal models have equal bytes."""
         arrays: dict[str, np.ndarray] = {}
@@ -287,53 +307,6 @@ def device_kind(device: Device) -> str:
     if isinstance(device, CpuDevice):
         return f"cpu-{device.isa}"
     return "-".join(device.name.lower().split())
-
-
-@functools.cache
-def shipped(kind: str) -> Model | None:
-    """The model in the package for a kind of device, or None.
-
-    A file that cannot be read is a warning.
-    """
-    path = DATA / f"{kind}.npz"
-    if not path.exists():
-        return None
-    try:
-        return Model.from_bytes(path.read_bytes())
-    except Exception as e:  # whatever is wrong with a file, programs run without it
-        warn_once(f"the model {path} cannot be read, and is not used: {e}")
-        return None
-
-
-@functools.cache
-def _here(kind: str, is_cuda: bool) -> Model | None:
-    """The shipped model, as certain as the installed versions allow."""
-    model = shipped(kind)
-    return model and model.with_versions(_installed(is_cuda))
-
-
-def covering(problem: Problem, device: Device) -> Model | None:
-    """The model that covers a problem on a device, or None."""
-    if not features.knows(problem.op):
-        return None
-    model = _here(device_kind(device), isinstance(device, CudaDevice))
-    return model if model is not None and model.covers(problem, device) else None
-
-
-def installed_versions(device: Device) -> dict[str, str]:
-    """Versions that the times of peers depend on, those that are known here."""
-    return _installed(isinstance(device, CudaDevice))
-
-
-def _installed(is_cuda: bool) -> dict[str, str]:
-    known = versions.installed(is_cuda=is_cuda)
-    return {name: of for name, of in known.items() if name in _OF_PEERS}
-
-
-def forget() -> None:
-    """Files are read again; for tests."""
-    shipped.cache_clear()
-    _here.cache_clear()
 
 
 def _about(op: OpModel) -> dict[str, Any]:
