@@ -14,8 +14,9 @@ from numerics import normal
 from partitioned import compiled, mesh
 
 import tracea_jax as tracea
-from tracea_jax import serving
+from tracea_jax import faults, serving
 from tracea_jax.ops.channel_sums import primitive as channel_sums
+from tracea_jax.ops.common import partition
 from tracea_jax.ops.group_norm import primitive as group_norm
 from tracea_jax.ops.max_pool.primitive import max_pool_p
 
@@ -138,3 +139,34 @@ def test_what_a_rule_refuses_is_gathered_with_a_warning(name):
 
 def _array(given):
     return normal(*given) if isinstance(given, tuple) else given
+
+
+# --- rules that raise -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("place", "columns"), [("decide", 8), ("refusals", 12)])
+def test_a_rule_that_raises_leaves_whole_operands_to_xla(place, columns, monkeypatch):
+    """One warning with a line to report, and right values, in gradients too."""
+
+    def failing(*_):
+        raise KeyError("a fault")
+
+    def step(x, w):
+        return jax.value_and_grad(lambda w: (tracea.ops.matmul(x, w) ** 2).mean())(w)
+
+    args = normal(16, 24), normal(24, columns)  # no program is in a cache
+    expected = jax.jit(step)(*args)
+    devices = mesh(2, 2)
+    specs = P("x", "y"), P("y")
+    split = [
+        jax.device_put(a, NamedSharding(devices, spec))
+        for a, spec in zip(args, specs, strict=True)
+    ]
+    monkeypatch.setattr(faults, "_WARNED", set())
+    monkeypatch.setattr(partition.sharding, place, failing)
+    line = "failed to split a matmul.*a fault"
+    with pytest.warns(RuntimeWarning, match=line) as every:
+        found = compiled(step, *split)
+    assert len(every) == 1 and not found.kernels
+    for ours, plain in zip(found.results, expected, strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)

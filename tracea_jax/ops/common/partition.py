@@ -30,7 +30,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracea_jax import _compat_partition, knowledge
+from tracea_jax import _compat_partition, faults, knowledge
 from tracea_jax.device import Device as Profile
 from tracea_jax.emit import sources
 from tracea_jax.ops.common import meshes, sharding
@@ -280,6 +280,40 @@ def _partition(
             f"{key.partition(':')[0]} was lowered by another process, or long ago; "
             "lower the program again before it is compiled"
         )
+    try:
+        return _split(key, meaning, operands, operand_tilings, results, result_tilings)
+    except Exception as e:
+        faults.reported(meaning.primitive.name.removeprefix("tracea_"), e, "split")
+    return _whole(meaning, operands, results, operand_tilings, result_tilings)
+
+
+def _whole(
+    meaning: Meaning,
+    operands: Sequence[jax.ShapeDtypeStruct],
+    results: Sequence[jax.ShapeDtypeStruct],
+    *tilings: Sequence[np.ndarray],
+) -> Any:
+    """The program of a call that XLA computes on each device, from whole operands."""
+    count = max((of.shape[1] for some in tilings for of in some), default=1)
+    ins, outs = (tuple(((),) * len(x.shape) for x in xs) for xs in (operands, results))
+    program = functools.partial(meaning.primitive.bind, **meaning.params)
+    settings = dataclasses.replace(meaning.settings, implementation="xla")
+    with options(**dataclasses.asdict(settings)), planning(meaning.device):
+        made = _compat_partition.module(
+            program, operands, {"all": count}, meaning.platform
+        )
+    return made, {"all": count}, ins, outs
+
+
+def _split(
+    key: str,
+    meaning: Meaning,
+    operands: Sequence[jax.ShapeDtypeStruct],
+    operand_tilings: Sequence[np.ndarray],
+    results: Sequence[jax.ShapeDtypeStruct],
+    result_tilings: Sequence[np.ndarray],
+) -> Any:
+    """The program of a call that its rule splits."""
     rule = meaning.rule
     mesh, specs = meshes.axes_of([*operand_tilings, *result_tilings])
     arrays = list(zip((*rule.operands, *rule.results), specs, strict=True))
