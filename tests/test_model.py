@@ -1,212 +1,27 @@
-"""Models of times: their features, their files, and the decisions that they make."""
+"""Models of times: what they cover and predict, and the decisions that they make."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import math
 import random
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
+from modelled import AMX, DEVICES, H200, attentions, drawn, of_products, products
 
 from tracea_jax import policy, variants
-from tracea_jax.device import NAMED, CpuDevice, local_cpu
 from tracea_jax.diagnosis import compiled_elsewhere, diagnose
-from tracea_jax.doctor import doctor
-from tracea_jax.model import decision, features, model, shipped, trees
-from tracea_jax.model.model import Kind, Model, OpModel, Prediction, Regressor
-from tracea_jax.problem import (
-    AttentionProblem,
-    Conv2dProblem,
-    Epilogue,
-    GatedMatmulProblem,
-    GemmProblem,
-    Problem,
-)
+from tracea_jax.model import decision, features, model
+from tracea_jax.model.model import Model, Prediction
+from tracea_jax.problem import Epilogue, GatedMatmulProblem, GemmProblem
 from tracea_jax.runtime import trust
 from tracea_jax.tuning.search.candidates import Candidates
 
 pytestmark = pytest.mark.once
 
-AMX = CpuDevice(name="cpu", isa="amx", cores=2, l2_bytes=2 << 20, l3_bytes=64 << 20)
-H200 = NAMED["H200"]
-DEVICES = (AMX, dataclasses.replace(AMX, isa="avx2", l3_bytes=0), H200)
-SIZES = (0, 1, 7, 8, 64, 509)
-
-
-def products(rng: random.Random) -> GemmProblem | GatedMatmulProblem:
-    dtype = rng.choice(("float32", "bfloat16"))
-    sizes = {name: rng.choice(SIZES) for name in ("m", "n", "k")}
-    fields = {**sizes, **dict.fromkeys(("lhs", "rhs", "out"), dtype)}
-    layout = rng.choice(("nn", "nt", "tn", "tt"))
-    if rng.random() < 0.3:
-        return GatedMatmulProblem(layout=layout, **fields)
-    epilogue = rng.choice((Epilogue(), Epilogue(bias="row", activation="gelu")))
-    return GemmProblem(layout=layout, epilogue=epilogue, **fields)
-
-
-def convolutions(rng: random.Random) -> Conv2dProblem:
-    groups = rng.choice((1, 1, 3))
-    names = ("batch", "height", "width", "kernel_height", "kernel_width")
-    sizes: dict[str, Any] = {name: rng.choice((1, 2, 7, 13)) for name in names}
-    return Conv2dProblem(
-        direction=rng.choice(("forward", "input_grad", "weight_grad")),
-        **sizes,
-        in_channels=groups * rng.choice((1, 8, 61)),
-        out_channels=groups * rng.choice((1, 8, 61)),
-        groups=groups,
-        strides=(rng.choice((1, 3)), 1),
-        dilation=(1, rng.choice((1, 2))),
-    )
-
-
-def attentions(rng: random.Random) -> AttentionProblem:
-    kv_heads = rng.choice((1, 3))
-    return AttentionProblem(
-        direction=rng.choice(("forward", "backward")),
-        batch=rng.choice(SIZES[:4]),
-        q_len=rng.choice(SIZES),
-        kv_len=rng.choice(SIZES),
-        heads=kv_heads * rng.choice((1, 5)),
-        kv_heads=kv_heads,
-        head_dim=rng.choice((8, 61, 128)),
-        is_causal=rng.random() < 0.5,
-        window=rng.choice((None, (3, 5), (1 << 40, 0))),
-        scale=1.0,
-    )
-
-
-DRAWS = (products, convolutions, attentions)
-
-
-def drawn(count: int, seed: int = 0, draws=DRAWS) -> list[Problem]:
-    rng = random.Random(seed)
-    return [rng.choice(draws)(rng) for _ in range(count)]
-
-
-# --- features -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("device", DEVICES, ids=str)
-def test_features_are_finite_numbers_at_every_size(device):
-    for problem in drawn(24):
-        numbers = features.of_problem(problem, device)
-        assert all(np.isfinite(value) for value in numbers.values()), problem
-        assert all(np.ndim(value) == 0 for value in numbers.values())
-        with compiled_elsewhere():
-            names = diagnose(problem, device).candidates
-        for name in names:
-            space = policy.space_of(variants.get(problem.op, name), problem, device)
-            own = features.of_space(problem, device, name, space)
-            assert not own.keys() & numbers.keys()
-            for value in own.values():
-                assert np.isfinite(value).all()
-                assert np.shape(value) in ((), (len(space),))
-
-
-@pytest.mark.parametrize("device", DEVICES, ids=str)
-def test_described_configs_have_what_their_space_says(device):
-    rng = random.Random(1)
-    seen = set()
-    for problem in drawn(60, seed=1):
-        with compiled_elsewhere():
-            names = diagnose(problem, device).candidates
-        for name in names:
-            variant = variants.get(problem.op, name)
-            space = variant.space(problem, device)
-            places = [rng.randrange(len(space)) for _ in range(3)]
-            configs = [space.config(place) for place in places[: len(space)]]
-            own = variants.described(variant, problem, configs, device)
-            assert own.configs() == tuple(configs)
-            assert own.derived.keys() == space.derived.keys()
-            for field, values in own.derived.items():
-                expected = space.derived[field][places[: len(configs)]]
-                np.testing.assert_allclose(values, expected, rtol=1e-12, err_msg=field)
-            assert (own.modelled_us is None) == (space.modelled_us is None)
-            if own.modelled_us is not None and space.modelled_us is not None:
-                np.testing.assert_allclose(
-                    own.modelled_us, space.modelled_us[places[: len(configs)]], 1e-12
-                )
-            seen |= {name} if space.derived else set()
-    assert seen
-
-
-def test_a_part_of_the_scores_is_seen_as_a_mask_says():
-    for problem in drawn(200, draws=(attentions,)):
-        assert isinstance(problem, AttentionProblem)
-        q, k = np.ogrid[: problem.q_len, : problem.kv_len]
-        seen = np.ones((problem.q_len, problem.kv_len), bool)
-        if problem.is_causal:
-            seen &= k <= q
-        if problem.window:
-            seen &= (k >= q - problem.window[0]) & (k <= q + problem.window[1])
-        part = seen.mean() if seen.size else 0.0
-        found = features.of_problem(problem, AMX)["seen"]
-        assert found == pytest.approx(part, abs=1e-12)
-
-
-def test_the_product_of_a_convolution_has_its_operations():
-    for problem in drawn(100, draws=(convolutions,)):
-        assert isinstance(problem, Conv2dProblem)
-        if problem.direction == "input_grad" and problem.strides != (1, 1):
-            continue  # the product is over pixels of x, some of which see few taps
-        if problem.direction == "input_grad" and problem.out_size != (
-            problem.height,
-            problem.width,
-        ):
-            continue
-        m, n, k = features.conv_product(problem)
-        assert 2 * m * n * k * problem.groups == problem.flops
-
-
 # --- models ---------------------------------------------------------------------------
-
-
-def stump(name: str, edge: float, low: float, high: float) -> trees.Ensemble:
-    """Two members that both tell the values of one feature apart."""
-    tree = trees.Tree(
-        feature=np.zeros(3, int),
-        step=np.zeros(3, int),
-        left=np.array([1, 0, 0]),
-        right=np.array([2, 0, 0]),
-        value=np.array([0.0, low, high]),
-        is_leaf=np.array([False, True, True]),
-    )
-    return trees.ensemble([[tree], [tree]], [0.0, 0.1], [name], [np.array([edge])])
-
-
-ANYTHING = (-math.inf, math.inf)
-
-
-def op_model(kinds: dict[str, Kind], ours: set[str], problems, device) -> OpModel:
-    def regressor(*of: float) -> Regressor:
-        return Regressor(trees=stump("flops", *of), noise=0.05, gain=2.0)
-
-    names = {n for p in problems for n in features.of_problem(p, device)}
-    return OpModel(
-        regressors={
-            "xla": regressor(20.0, 0.0, 1.0),
-            "ours": regressor(20.0, 1.0, -1.0),  # relative to XLA
-        },
-        overhead_us=2.5,
-        kinds=kinds,
-        reach=dict.fromkeys(sorted(names), ANYTHING),
-        variants=frozenset(ours),
-        facts={"problems": 7},
-    )
-
-
-def of_products(margin: float = 1.0, **portfolio) -> Model:
-    """Covers float32 products without an epilogue on a CPU with AMX."""
-    plain = GemmProblem(m=1, n=1, k=1)
-    kind = Kind(margin=margin, portfolio=portfolio, facts={})
-    kinds = {features.kind(plain): kind}
-    return Model(
-        device="cpu-amx", ops={"matmul": op_model(kinds, {"gemm_cpu"}, [plain], AMX)}
-    )
 
 
 def test_a_file_is_written_as_it_was_read():
@@ -281,15 +96,6 @@ def test_times_over_peers_of_other_versions_are_less_certain():
     assert sigma({"jax": "0.11.2", "jaxlib": "0.11.2", "driver": "13.1"}) == same
     other = sigma({"jax": "0.12.0", "jaxlib": "0.11.2"})
     assert other["gemm_cpu"] ** 2 == pytest.approx(same["gemm_cpu"] ** 2 + 0.05**2)
-
-
-def test_shipped_models_are_small_and_as_written():
-    for path in sorted(shipped.DATA.glob("*.npz")):
-        data = path.read_bytes()
-        assert len(data) <= 500 << 10
-        assert Model.from_bytes(data).to_bytes() == data
-        assert shipped.of_kind(path.stem) is not None
-    assert shipped.of_kind("no such device") is None
 
 
 # --- decisions ------------------------------------------------------------------------
@@ -371,18 +177,6 @@ def test_a_model_that_fails_is_a_warning(monkeypatch, method):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert policy.decide(diagnosis, guessing) == found
-
-
-def test_a_damaged_file_is_a_warning(monkeypatch, tmp_path):
-    monkeypatch.setattr(shipped, "DATA", tmp_path)
-    monkeypatch.setattr(trust, "_warned", set())
-    shipped.forget()
-    (tmp_path / "cpu-amx.npz").write_bytes(of_products().to_bytes()[:-99])
-    diagnosis = diagnose(GemmProblem(m=99, n=99, k=99), AMX)
-    with pytest.warns(RuntimeWarning, match="cpu-amx.npz cannot be read"):
-        found = policy.decide(diagnosis)
-    shipped.forget()
-    assert found == policy.unmodelled(diagnosis)
 
 
 def test_the_fastest_prediction_runs_and_says_so():
@@ -556,87 +350,3 @@ def test_a_model_that_is_given_decides_what_it_covers():
     ):
         diagnosis = diagnose(problem, device)
         assert policy.decide(diagnosis, known) == policy.unmodelled(diagnosis)
-
-
-def test_doctor_names_the_model_in_use(monkeypatch, tmp_path):
-    monkeypatch.setattr(shipped, "DATA", tmp_path)
-    known = of_products().ops["matmul"]
-    seen = {"model": {"geomean": 1.234, "under": [0.005, 0.0]}}
-    here = {"jax": importlib.metadata.version("jax")}
-    found = []
-    for run in (here, {"jax": "0.0.1"}):
-        facts = {"problems": 77, "held out": seen, "versions": [run]}
-        own = dataclasses.replace(known, facts=facts)
-        kind = model.device_kind(local_cpu())
-        data = Model(device=kind, ops={"matmul": own}).to_bytes()
-        (tmp_path / f"{kind}.npz").write_bytes(data)
-        shipped.forget()
-        report = doctor()
-        found.append(report.models)
-        text = (
-            "1 kinds of problem, 77 problems surveyed; held out, 1.23 times as fast "
-            "as the best peer, 0.5% under 0.97"
-        )
-        assert text in str(report)
-    shipped.forget()
-    assert [m.same_versions for (m,) in found] == [True, False]
-    assert [m.op for (m,) in found] == ["matmul"] * 2
-
-
-# --- which model serves a device ------------------------------------------------------
-
-
-@pytest.fixture
-def of_gpus(monkeypatch, tmp_path):
-    """Writes models of GPUs with these shares of losses, by their names."""
-    monkeypatch.setattr(shipped, "DATA", tmp_path)
-
-    def write(**shares: float) -> None:
-        for name, share in shares.items():
-            known = of_products().ops["matmul"]
-            facts = {"model": {"under": [share, 0.0]}}
-            kinds = {
-                n: dataclasses.replace(kind, facts=facts)
-                for n, kind in known.kinds.items()
-            }
-            numbers = features.of_problem(GemmProblem(m=99, n=99, k=99), NAMED[name])
-            reach = {n: (v - 1, v + 1) for n, v in numbers.items()}
-            op = dataclasses.replace(known, kinds=kinds, reach=reach)
-            kind = model.device_kind(NAMED[name])
-            data = Model(device=kind, ops={"matmul": op}).to_bytes()
-            (tmp_path / f"{kind}.npz").write_bytes(data)
-        shipped.forget()
-
-    yield write
-    shipped.forget()
-
-
-def test_a_gpu_without_a_survey_has_the_model_of_the_nearest_alike(of_gpus):
-    asked = GemmProblem(m=99, n=99, k=99)
-    of_gpus(A100=0.0, H200=0.01)
-    for name, surveyed in (("H200", "H200"), ("H100", "H200"), ("A100", "A100")):
-        device = NAMED[name]
-        assert shipped.surveyed_for(device) == NAMED[surveyed]
-        found = shipped.covering(asked, device)
-        assert found is not None and found == shipped.serving(device)
-        assert found.device == model.device_kind(device)
-    served = (shipped.covering(asked, NAMED[n]) for n in ("H200", "H100"))
-    own, other = (m.ops["matmul"] for m in served if m)
-    assert other.regressors.keys() == own.regressors.keys()
-    for name, regressor in own.regressors.items():
-        assert other.regressors[name].noise >= regressor.noise
-    larger = dataclasses.replace(asked, m=9999)
-    for name in ("H200", "H100"):  # beyond the reach
-        assert shipped.covering(larger, NAMED[name]) is None
-    alone = dataclasses.replace(NAMED["H100"], capability=(10, 0))
-    assert shipped.surveyed_for(alone) is None is shipped.serving(alone)
-    assert shipped.surveyed_for(AMX) is None is shipped.covering(asked, AMX)
-
-
-def test_elsewhere_a_model_leaves_kinds_that_lost_too_much(of_gpus):
-    asked = GemmProblem(m=99, n=99, k=99)
-    of_gpus(H200=0.02)
-    assert shipped.covering(asked, NAMED["H200"]) is not None
-    assert shipped.covering(asked, NAMED["H100"]) is None
-    of_gpus(H100=0.02)
-    assert shipped.covering(asked, NAMED["H100"]) is not None
