@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,6 +132,49 @@ def test_what_lax_finds_ambiguous_is_its_error(mesh):
         for f in (jnp.matmul, tracea.ops.matmul, tracea.transform(jnp.matmul)):
             with pytest.raises(Exception, match="out_sharding"):  # of no public type
                 jax.jit(f)(x, w)
+
+
+@pytest.mark.parametrize(
+    "wanted", [P("x", None), P("x", "y"), P(None, None), P(("x", "y"), None)], ids=str
+)
+def test_a_split_contraction_is_summed_into_the_wanted_sharding(wanted, mesh):
+    """In derivatives too, as by lax."""
+
+    def ours(x, w, up, bias):
+        how = {"out_sharding": wanted, "implementation": "tracea"}
+        y = tracea.ops.matmul(x, w, bias=bias, activation="silu", **how)
+        return y + tracea.ops.gated_matmul(x, w, up, **how)
+
+    def written(x, w, up, bias):
+        product = functools.partial(jnp.matmul, out_sharding=wanted)
+        bias = jax.sharding.reshard(bias, P(wanted[1]))
+        y = jax.nn.silu(product(x, w) + bias)
+        return y + jax.nn.silu(product(x, w)) * product(x, up)
+
+    args = normal(8, 16), normal(16, 32), normal(16, 32, seed=1), normal(32)
+    placed = [
+        jax.device_put(x, NamedSharding(mesh, spec))
+        for x, spec in zip(args, (P("x", "y"), P("y"), P("y"), P()), strict=True)
+    ]
+    with jax.set_mesh(mesh):
+        plain, fast = (compiled(gradients(f, 4), *placed) for f in (written, ours))
+    assert fast.work.left == 0 and fast.kernels
+    pairs = zip(*map(jax.tree.leaves, (fast.results, plain.results)), strict=True)
+    for found, want in pairs:
+        assert jax.typeof(found) == jax.typeof(want)
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+
+
+def test_shardings_that_lax_refuses_are_refused(mesh):
+    x, w = normal(8, 16), normal(16, 8)
+    automatic = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    for wanted, of in ((P("x"), None), (P("x"), automatic), (P("z"), mesh)):
+        with jax.set_mesh(of) if of else contextlib.nullcontext():
+            for f in (jnp.matmul, tracea.ops.matmul):
+                with pytest.raises(Exception, match="axis|mesh"):  # of no public type
+                    jax.jit(functools.partial(f, out_sharding=wanted))(x, w)
+            with pytest.raises(Exception, match="axis|mesh"):
+                tracea.ops.gated_matmul(x, w, w, out_sharding=wanted)
 
 
 def test_without_a_mesh_in_the_context(mesh):

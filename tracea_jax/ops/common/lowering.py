@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core, source_info_util
 
 from tracea_jax import _compat, catalogue, emission, faults, serving, variants
@@ -319,6 +320,26 @@ def with_automatic_axes(
 ) -> Callable[..., list[Any]]:
     """f where types of arrays do not say how they are sharded, but its results'."""
     return cast("Any", jax.sharding).auto_axes(f, out_sharding=shardings)
+
+
+def with_out_sharding(
+    f: Callable[..., jax.Array], out_sharding: Any, a: Any, b: Any
+) -> Callable[..., jax.Array]:
+    """f with its result sharded over explicit axes as ``jnp.matmul`` shards a @ b.
+
+    Args:
+      f: computes something of the product's shape.
+      out_sharding: as in ``jnp.matmul``; None for what lax derives.
+      a, b: the product's operands.
+
+    Raises:
+      Exception: what ``jnp.matmul`` raises for such a sharding.
+    """
+    if out_sharding is None:
+        return f
+    product = functools.partial(jnp.matmul, out_sharding=out_sharding)
+    result_types(product, a, b)
+    return cast("Any", jax.sharding).auto_axes(f, out_sharding=out_sharding)
 
 
 def are_sharded(operands: Sequence[Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
@@ -61,6 +62,7 @@ def gated_matmul(
     activation: Activation = "silu",
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     implementation: Implementation | None = None,
     config: Any = None,
 ) -> jax.Array:
@@ -78,6 +80,9 @@ def gated_matmul(
       precision: of both products, as in ``jax.lax.dot_general``.
       preferred_element_type: dtype of the result; by default the common one of x and
         the weights, as in jnp.
+      out_sharding: the result's sharding over explicit axes of a mesh, as in
+        ``jnp.matmul``: a ``NamedSharding`` or ``PartitionSpec``, None for what lax
+        derives.
       implementation: None for the best known, "xla", "tracea" (kernels of ours or an
         error with every reason), "gated_fused" or "gated_unfused"; for the products of
         derivatives None, "xla" or else "tracea".
@@ -95,16 +100,16 @@ def gated_matmul(
     """
     check_activation(activation)
     variants.check_implementation("gated_matmul", implementation)
-    return _gated_matmul(
-        x,
-        w_gate,
-        w_up,
+    call = functools.partial(
+        _gated_matmul,
         activation=activation,
         precision=canonical_precision(precision),
         out=preferred_dtype(preferred_element_type),
         implementation=implementation,
         config=lowering.hashable_config(config),
     )
+    call = lowering.with_out_sharding(call, out_sharding, x, w_gate)
+    return call(x, w_gate, w_up)
 
 
 @functools.partial(

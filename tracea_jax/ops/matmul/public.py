@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
@@ -40,6 +41,7 @@ def matmul(
     residual: ArrayLike | None = None,
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     implementation: Implementation | None = None,
     config: Any = None,
 ) -> jax.Array:
@@ -58,6 +60,9 @@ def matmul(
       precision: as in ``jax.lax.dot_general``.
       preferred_element_type: dtype of the result; by default the common one of a and
         b, as in jnp. Operands are not rounded to it before they are multiplied.
+      out_sharding: the result's sharding over explicit axes of a mesh, as in
+        ``jnp.matmul``: a ``NamedSharding`` or ``PartitionSpec``, None for what lax
+        derives.
       implementation: None for the best known, "xla", "tracea" (a kernel of ours or an
         error with every reason), or a variant's name; for derivatives likewise.
       config: explicit config, the variant's own type or a dict of its fields.
@@ -77,17 +82,15 @@ def matmul(
     """
     check_activation(activation)
     variants.check_implementation("matmul", implementation)
-    return _matmul(
-        a,
-        b,
-        bias,
-        residual,
+    call = functools.partial(
+        _matmul,
         activation=activation,
         precision=canonical_precision(precision),
         out=preferred_dtype(preferred_element_type),
         implementation=implementation,
         config=lowering.hashable_config(config),
     )
+    return lowering.with_out_sharding(call, out_sharding, a, b)(a, b, bias, residual)
 
 
 @functools.partial(
