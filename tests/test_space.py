@@ -161,11 +161,24 @@ def decision(asked: Any, device: CudaDevice | CpuDevice) -> policy.Decision:
     )
 
 
+def test_a_decision_makes_no_default_but_the_one_that_runs(monkeypatch):
+    def failing(*_):
+        raise KeyError("a fault")
+
+    unused = variants.get("matmul", "gemm_sm80")
+    monkeypatch.setattr(type(unused), "heuristic", failing)
+    made = decision(problem(), H200)
+    assert made.choice.variant != unused.name
+    with pytest.raises(KeyError, match="a fault"):
+        list(made.heroes)
+
+
 @pytest.mark.parametrize("device", [H200, CPU], ids=lambda d: d.platform)
 def test_choices_are_all_spaces_in_order_with_the_heroes_first(device):
     made = decision(problem(), device)
     heroes, rest = made.choices[: len(made.heroes)], made.choices[len(made.heroes) :]
-    assert heroes == made.heroes and made.choice in heroes
+    assert heroes == tuple(made.heroes) and made.choice in heroes
+    assert made.heroes[:2] == heroes[:2] and made.heroes[-1] == heroes[-1]
     everything = [
         Choice(variant=name, config=config)
         for name, space in made.spaces.items()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import overload
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class Decision:
     """
 
     choice: Choice
-    heroes: tuple[Choice, ...]
+    heroes: Sequence[Choice]
     spaces: Mapping[str, Space]
     reason: str
 
@@ -62,6 +63,35 @@ class Decision:
             for config in space.configs()
         )
         return tuple(dict.fromkeys((*self.heroes, *rest)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Defaults(Sequence[Choice]):
+    """The default choices of some variants, each made when it is first asked for.
+
+    A plan runs one of them; finding a default config may take longer than the decision.
+    """
+
+    problem: Problem
+    device: Device
+    names: tuple[str, ...]
+    known: tuple[Choice, ...] = ()  # in place of the variants' own defaults
+
+    @overload
+    def __getitem__(self, place: int) -> Choice: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Choice, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> Choice | tuple[Choice, ...]:
+        if isinstance(place, slice):
+            return tuple(self)[place]
+        name = self.names[place]
+        known = (choice for choice in self.known if choice.variant == name)
+        return next(known, None) or _default(name, self.problem, self.device)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,9 +211,7 @@ def modelled(diagnosis: Diagnosis, model: Model) -> Decision:
     }
     return Decision(
         choice=choices[found.variant],
-        heroes=tuple(
-            choices.get(n) or _default(n, problem, device) for n in diagnosis.candidates
-        ),
+        heroes=Defaults(problem, device, diagnosis.candidates, tuple(choices.values())),
         spaces=_spaces(diagnosis),
         reason=_prediction(found, firsts),
     )
@@ -235,11 +263,10 @@ def unmodelled(diagnosis: Diagnosis) -> Decision:
     with its operands (``Problem.fused_operands``).
     """
     problem, device = diagnosis.problem, diagnosis.device
-    heroes = tuple(_default(name, problem, device) for name in diagnosis.candidates)
     name, reason = _ruled(diagnosis)
     return Decision(
-        choice=next(h for h in heroes if h.variant == name),
-        heroes=heroes,
+        choice=_default(name, problem, device),
+        heroes=Defaults(problem, device, diagnosis.candidates),
         spaces=_spaces(diagnosis),
         reason=reason,
     )
