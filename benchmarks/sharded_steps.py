@@ -23,7 +23,7 @@ if __name__ == "__main__":  # before JAX is imported
 import common
 import jax
 import numpy as np
-from sharded_programs import LAYOUTS, PROGRAMS, Spread, spread
+from sharded_programs import LAYOUTS, PROGRAMS, spread
 
 import tracea_jax as tracea
 from tracea_jax.ops.linear_cross_entropy import chunks
@@ -65,20 +65,9 @@ def measured(name: str, layout: str) -> dict[str, Any]:
         "program": name,
         "layout": layout,
         "mesh": list(how.shape),
-        "plain": _side(plain),
-        "ours": _side(ours),
+        "plain": plain.work.as_row(),
+        "ours": ours.work.as_row(),
         "difference": _difference(ours(), plain()),
-    }
-
-
-def _side(spread: Spread) -> dict[str, Any]:
-    work = spread.work
-    return {
-        "flops": work.flops,
-        "kernels": work.calls,
-        "left": work.left,
-        "sent": work.sent,
-        "moved": " ".join(map(str, work.collectives)) or "-",
     }
 
 

@@ -443,6 +443,7 @@ TABLES = {
     "models": models,
     "programs": programs,
     "sharded_steps": sharded_tables.steps,
+    "sharded_layers": sharded_tables.layers,
     "survey": survey_tables.regret,
     "tuner": tuner,
 }

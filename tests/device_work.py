@@ -12,6 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 # In the order of the columns of tables.
 COLLECTIVES = {
@@ -69,11 +70,25 @@ class Measured:
     def calls(self) -> int:
         return sum(count for _, count in self.kernels)
 
+    @property
+    def moved(self) -> str:
+        """The collectives, in words."""
+        return " ".join(map(str, self.collectives)) or "-"
+
+    def as_row(self) -> dict[str, Any]:
+        """The counts, as files of results have them."""
+        return {
+            "flops": self.flops,
+            "kernels": self.calls,
+            "left": self.left,
+            "sent": self.sent,
+            "moved": self.moved,
+        }
+
     def __str__(self) -> str:
-        moved = " ".join(map(str, self.collectives)) or "-"
         return (
             f"{self.flops / 1e6:.2f} Mflop, {self.calls} kernels, {self.left} left, "
-            f"{_short(self.sent)} sent: {moved}"
+            f"{_short(self.sent)} sent: {self.moved}"
         )
 
 
