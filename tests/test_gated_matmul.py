@@ -212,7 +212,8 @@ def test_it_is_fused_unmeasured_where_the_kernel_usually_wins():
 def test_tuning_finds_an_answer():
     problem = gated(24, 40, 32, save_products=True)
     entry = tracea.tune(problem, effort="none", budget_s=1).entry
-    assert entry.best.time_us and entry.verified["ok"]
+    assert entry.best.time_us
+    assert entry.best.variant == "xla" or entry.verified["ok"]  # XLA is the reference
     assert {o.variant for o in entry.observations} == set(IMPLEMENTATIONS)
     found = dispatch.plan(problem, local_device())
     assert (found.origin, found.variant) == ("tuned", entry.best.variant)
