@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 from table_cells import Results, for_each, table
@@ -20,32 +22,30 @@ _NAMES = {
 
 def steps(results: Results) -> str:
     """A row for each program and layout: work and bytes of one device."""
-    return for_each(results, "*/sharded_steps.json", _steps)
-
-
-def _steps(result: dict[str, Any]) -> str:
-    where = result["environment"]
-    return table(
-        f"\njax {where['versions']['jax']}, {where['date']}:\n",
+    columns = (
         "program | layout | kernels: | products of XLA: | Mflop a device, plain: | "
-        "ours: | KiB sent, plain: | ours: | plain moves | ours moves",
-        map(_cells, result["rows"]),
+        "ours: | KiB sent, plain: | ours: | plain moves | ours moves"
     )
+    table_of = functools.partial(_table, columns=columns, cells=_of_step)
+    return for_each(results, "*/sharded_steps.json", table_of)
 
 
 def layers(results: Results) -> str:
-    """A row for each number of devices and layout, likewise."""
-    return for_each(results, "*/sharded_layers.json", _layers)
-
-
-def _layers(result: dict[str, Any]) -> str:
-    where = result["environment"]
-    return table(
-        f"\njax {where['versions']['jax']}, {where['date']}:\n",
+    """A row for each number of devices and layout: work and bytes of one device."""
+    columns = (
         "devices: | layout | kernels: | problems: | products of XLA: "
-        "| Tflop a device, plain: | ours: | MB sent, plain: | ours: | ours moves",
-        map(_of_layer, result["rows"]),
+        "| Tflop a device, plain: | ours: | MB sent, plain: | ours: | ours moves"
     )
+    table_of = functools.partial(_table, columns=columns, cells=_of_layer)
+    return for_each(results, "*/sharded_layers.json", table_of)
+
+
+def _table(
+    result: dict[str, Any], columns: str, cells: Callable[..., tuple[str, ...]]
+) -> str:
+    where = result["environment"]
+    title = f"\njax {where['versions']['jax']}, {where['date']}:\n"
+    return table(title, columns, map(cells, result["rows"]))
 
 
 def _of_layer(row: dict[str, Any]) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def _of_layer(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _of_step(row: dict[str, Any]) -> tuple[str, ...]:
     plain, ours = row["plain"], row["ours"]
     return (
         _NAMES.get(row["program"], row["program"]),

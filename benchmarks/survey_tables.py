@@ -24,6 +24,17 @@ def _device(result: dict[str, Any]) -> str:
     return table(above, _COLUMNS, _rows(result["ops"]))
 
 
+def elsewhere(results: Results) -> str:
+    """For each GPU without a survey, the ratios of the model that serves it."""
+    return for_each(results, "*/survey_elsewhere.json", _served)
+
+
+def _served(result: dict[str, Any]) -> str:
+    above = f"\n{result['device']}, model of {result['surveyed']}:\n"
+    cells = (_cells(op, "model", of) for op, of in result["ops"].items())
+    return table(above, _COLUMNS.replace("surveyed:", "tuned:"), cells)
+
+
 def _rows(ops: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for op, of in ops.items():
         yield _cells(f"**{op}, all**", "as installed", of["all"])

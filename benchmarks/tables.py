@@ -445,6 +445,7 @@ TABLES = {
     "sharded_steps": sharded_tables.steps,
     "sharded_layers": sharded_tables.layers,
     "survey": survey_tables.regret,
+    "survey_elsewhere": survey_tables.elsewhere,
     "tuner": tuner,
 }
 

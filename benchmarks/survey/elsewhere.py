@@ -1,4 +1,6 @@
-"""Judges a model on a GPU without a survey: python benchmarks/survey/elsewhere.py H100
+"""Judges a model on a GPU without a survey.
+
+    python benchmarks/survey/elsewhere.py H100 --results benchmarks/results
 
 The problems are those with tuned answers of that GPU in the package, which have times
 of XLA, of the choice of the rules, and of a few others. Prints the ratios of the model
@@ -8,17 +10,21 @@ that serves the GPU, see ``tracea_jax.model.shipped``, and those of the rules.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
+import pathlib
 import sys
 from collections.abc import Sequence
 
 from cases import Case, shipped
 from fit import TUNED
-from regret import Summary, outcomes_of
+from regret import Summary, lines, outcomes_of
 
 from tracea_jax import variants
 from tracea_jax.device import NAMED
 from tracea_jax.model.model import PEERS, Model
-from tracea_jax.model.shipped import serving
+from tracea_jax.model.shipped import serving, surveyed_for
+from tracea_jax.survey import rows
 
 
 def guesses_of(
@@ -57,22 +63,40 @@ def guesses_of(
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("device", choices=tuple(NAMED))
+    parser.add_argument(
+        "--results", type=pathlib.Path, help="folder for the table's results"
+    )
     args = parser.parse_args()
     device = NAMED[args.device]
-    if (model := serving(device)) is None:
+    surveyed, model = surveyed_for(device), serving(device)
+    if surveyed is None or model is None:
         parser.error(f"no model serves {device}")
     cases = [case for case in shipped(TUNED) if case.device.name == device.name]
     outcomes = outcomes_of(cases, guesses_of(cases, model))
-    print(f"{'':8} cases  ours  geomean  <0.97  <0.90  worst")
+    ops: dict[str, dict[str, Summary]] = {}
     for op in sorted({o.case.problem.op for o in outcomes}):
         own = [o for o in outcomes if o.case.problem.op == op]
-        rules = {
+        every = {
             "model": [o.at(model.margin(o.case.problem)) for o in own],
-            "rules": [o.today for o in own],
-            "fastest": [o.oracle for o in own],
+            "today": [o.today for o in own],
+            "oracle": [o.oracle for o in own],
         }
-        for name, ratios in rules.items():
-            print(f"{name:8} {Summary.of(ratios)}  {op}")
+        made = {name: Summary.of(ratios) for name, ratios in every.items()}
+        ops[op] = {name: of for name, of in made.items() if of is not None}
+    print("\n".join(lines(ops, lambda op: "")))
+    if args.results is not None:
+        found = {
+            "device": device.name,
+            "surveyed": surveyed.name,
+            "ops": {
+                op: {name: dataclasses.asdict(of) for name, of in own.items()}
+                for op, own in ops.items()
+            },
+        }
+        folder = args.results / rows.slug(device)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(found, indent=1)
+        (folder / "survey_elsewhere.json").write_text(f"{text}\n")
     return 0
 
 

@@ -93,7 +93,7 @@ def compiler_options(
     """XLA's options for the program of a choice, which differ from a user's for speed.
 
     A variant may leave a part of its work to XLA, such as a product, which is tuned as
-    in a user's program: without, products of an H200 took 12 to 32 times as long.
+    in a user's program: without, it may take many times as long.
     """
     if not isinstance(device, CudaDevice):
         return None
