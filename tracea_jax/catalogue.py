@@ -41,6 +41,8 @@ class Planned:
         serve it there.
       flattened: (*operands, **params) -> results by the primitive on arrays whose
         dimensions of a kind are merged, as kernels take them; None if all are so.
+      is_one_operation: (**params) -> whether XLA's variant of an equation is one
+        operation of lax, which programs contain in its place.
     """
 
     op: str
@@ -53,6 +55,9 @@ class Planned:
     sharding: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
     flattened: Callable[..., Any] | None = dataclasses.field(
         default=None, compare=False
+    )
+    is_one_operation: Callable[..., bool] = dataclasses.field(
+        default=lambda **_: False, compare=False
     )
 
 

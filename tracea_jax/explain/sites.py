@@ -143,7 +143,8 @@ def sites(
         how = planned[eqn.primitive]
         if splits and lowering.has_rule(how, eqn.params):
             one = _site(how, eqn, around, None, served)
-            if one.variant in ("xla", None):
+            certain = lowering.leaves_choice_to_parts(how, eqn.params)
+            if one.variant is None or (one.variant == "xla" and not certain):
                 return one
             return _planned_in_parts(one, eqn, known(), device)
         return _site(how, eqn, around, around.why_partitioned(spread), served)

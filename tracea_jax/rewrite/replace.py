@@ -19,6 +19,7 @@ from jax.extend.core import Literal
 from tracea_jax import _compat, dispatch
 from tracea_jax.ops.common import choice, lowering
 from tracea_jax.ops.common.programs import Call, calls_in, is_composite
+from tracea_jax.rewrite import parts
 from tracea_jax.rewrite.chain import ChainMatch, chains, may_begin, with_sources
 from tracea_jax.rewrite.inline import Inlined
 from tracea_jax.rewrite.match import Match
@@ -175,6 +176,8 @@ def _sites(calls: Inlined, piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
 
     ours = closed(piece.eqns)
     own = calls.with_calls(piece.written, results)
+    if template.has_parts and lowering.may_be_partitioned():
+        own = parts.in_parts(own, functools.partial(_choice_of_one, jaxpr))
     written = choice.Written(closed(own), key=template.key)
     site = root.replace(
         primitive=choice.choice_p,
@@ -185,6 +188,20 @@ def _sites(calls: Inlined, piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
         source_info=info.replace(name_stack=type(info.name_stack)()),
     )
     return (site,)
+
+
+def _choice_of_one(jaxpr: Any, match: Match, eqn: Equation) -> Equation:
+    """The choice between one equation of a jaxpr and the call that it is.
+
+    Raises:
+      TypeError: if the call does not give the results of the equation.
+    """
+    check_call(match, eqn)
+    template = _template(match, eqn)
+    call = tuple(_call(template, match, eqn))
+    piece = _Piece(eqns=call, written=(eqn,), template=template)
+    (site,) = _sites(Inlined(eqns=[], calls=()), piece, jaxpr)
+    return site
 
 
 def _variables(eqn: Equation) -> list[Any]:
@@ -299,12 +316,14 @@ class _Template:
       jaxpr: open.
       key: what the trace depends on.
       has_calls: whether an op of ours is called.
+      has_parts: whether it is a product with an epilogue, or several products.
       is_composite: whether that is an op made of others.
     """
 
     jaxpr: Any
     key: Hashable
     has_calls: bool
+    has_parts: bool
     is_composite: bool
 
 
@@ -327,6 +346,10 @@ def _traced(
         jaxpr=getattr(closed, "jaxpr", closed),
         key=(site, avals, results, context),
         has_calls=next(calls_in(closed), None) is not None,
+        has_parts=any(
+            planned.op in parts.OPS and not planned.is_one_operation(**params)
+            for planned, _, params in calls_in(closed)
+        ),
         is_composite=is_composite(closed),
     )
 

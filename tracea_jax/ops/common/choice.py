@@ -8,8 +8,10 @@ the two runs is decided where it is known:
 
 | where           | ours runs if                                                  |
 |-----------------|---------------------------------------------------------------|
-| lowering        | a kernel serves a call in it                                  |
-| differentiation | a kernel would serve a call in it, or one of its gradients'   |
+| lowering        | a kernel serves a call in it; if XLA partitions the arrays,   |
+|                 | also if it is one operation of lax, planned for each part     |
+| differentiation | a kernel would serve a call in it, or one of its gradients';  |
+|                 | with several devices also if it is one operation of lax       |
 | vmap            | nothing is decided: both are batched                          |
 | checkify        | never, where it looks for more than the checks of users       |
 
@@ -93,6 +95,7 @@ def _lower(
 ) -> Any:
     is_left = all(
         lowering.served(ctx, planned, avals, params, platform).is_xla
+        and not lowering.is_planned_in_parts(ctx, planned, params)
         for planned, avals, params in calls_in(ours)
     )
     f = written if is_left else jaxpr_as_fun(ours)
@@ -132,7 +135,10 @@ def _by_better_side(
 
 
 def _is_left_to_xla(ours: Any, written: Written) -> bool:
-    """Returns whether XLA would serve every call, and every one of the gradients'."""
+    """Returns whether XLA would serve every call, and every one of the gradients'.
+
+    Not if devices may plan parts of the calls.
+    """
     keyed = _Keyed(key=(written.key, planning_state()), ours=ours)
     try:
         with jax_rules.raising():
@@ -141,9 +147,14 @@ def _is_left_to_xla(ours: Any, written: Written) -> bool:
         _report(ours, e, "differentiate")
         return True
     try:
-        return all(lowering.would_be_xla(*call) for call in calls)
+        is_left = all(lowering.would_be_xla(*call) for call in calls)
     except dispatch.Unsupported:
         return False  # what was demanded cannot run here; lowering says so, if it comes
+    in_parts = lowering.may_be_partitioned() and all(
+        lowering.leaves_choice_to_parts(planned, params)
+        for planned, _, params in calls_in(ours)
+    )
+    return is_left and not in_parts
 
 
 def _report(ours: Any, error: Exception, failed: str) -> None:
@@ -310,7 +321,13 @@ def all_left_to_xla(jaxpr: Any) -> bool:
 
 
 def _is_left_inside(choice: Any) -> bool:
-    """True if XLA would serve a choice; asked from outside of its ``shard_map``."""
+    """True if XLA would serve a choice; asked from outside of its ``shard_map``.
+
+    Never of one with products that devices may plan in parts.
+    """
     avals = [x.aval for x in choice.invars]
+    ours, written = choice.params["ours"], choice.params["written"]
+    if any(eqn.primitive is choice_p for eqn in equations_in(written.closed)):
+        return False
     with choice.ctx.manager, _compat.tracing_like(avals):
-        return _is_left_to_xla(choice.params["ours"], choice.params["written"])
+        return _is_left_to_xla(ours, written)

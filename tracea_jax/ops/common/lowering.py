@@ -16,7 +16,15 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core, source_info_util
 
-from tracea_jax import _compat, catalogue, emission, faults, serving, variants
+from tracea_jax import (
+    _compat,
+    catalogue,
+    dispatch,
+    emission,
+    faults,
+    serving,
+    variants,
+)
 from tracea_jax.catalogue import Planned
 from tracea_jax.device import PLATFORMS
 from tracea_jax.mistakes import shown
@@ -65,6 +73,7 @@ def register(
     *,
     sharding: partition.Sharding | None = None,
     flattened: Callable[..., Any] | None = None,
+    is_one_operation: Callable[..., bool] = lambda **_: False,
     **rules: Callable[..., Any],
 ) -> Planned:
     """Gives a primitive its lowerings: a planned kernel, or JAX code inline.
@@ -78,6 +87,7 @@ def register(
       reference: (operands, **params) -> results in jnp.
       sharding: how it is split over devices, as in ``catalogue.Planned``.
       flattened: how kernels compute equations with ``ranks``, likewise.
+      is_one_operation: whether XLA's variant is one operation of lax, likewise.
       **rules: further functions like the reference, by ``variants.Inline.rule``.
 
     Returns:
@@ -93,6 +103,7 @@ def register(
         rules={"xla": reference, **rules},
         sharding=sharding,
         flattened=flattened,
+        is_one_operation=is_one_operation,
     )
     inline: dict[str, Callable[..., Any]] = {
         name: mlir.lower_fun(f, multiple_results=True)
@@ -103,7 +114,7 @@ def register(
         ctx: Any, *operands: Any, platform: str | None = None, **params: Any
     ) -> Any:
         answer = served(ctx, planned, ctx.avals_in, params, platform)
-        if answer.is_xla:
+        if answer.is_xla and not is_planned_in_parts(ctx, planned, params):
             return inline["xla"](ctx, *operands, **params)
         try:
             return emitted(ctx, operands, answer, params)
@@ -150,7 +161,8 @@ def served(
     """The plan of an equation that is being lowered, with its kernels compiled.
 
     Where an equation is split by its rule, every device has a plan of its own, made
-    when XLA asks for its program; the one of the whole problem decides whether.
+    when XLA asks for its program. The plan of the whole problem decides whether the
+    rule splits it, unless that is certain (``is_planned_in_parts``).
 
     Args:
       ctx: the context of a lowering rule.
@@ -195,6 +207,34 @@ def _why_partitioned(ctx: Any) -> str | None:
 def may_be_split(ctx: Any, planned: Planned, params: Params) -> bool:
     """Tests whether an equation that is being lowered can be split by its op's rule."""
     return partition.is_possible(ctx) and has_rule(planned, params)
+
+
+def is_planned_in_parts(ctx: Any, planned: Planned, params: Params) -> bool:
+    """Tests whether the rule of the op splits an equation, whatever serves the whole.
+
+    See ``leaves_choice_to_parts``.
+    """
+    return partition.is_possible(ctx) and leaves_choice_to_parts(planned, params)
+
+
+def may_be_partitioned() -> bool:
+    """Tests whether a program of this process can be partitioned over devices."""
+    return jax.device_count() > 1
+
+
+def leaves_choice_to_parts(planned: Planned, params: Params) -> bool:
+    """Tests whether only the plans of its parts matter where XLA partitions arrays.
+
+    That is so if XLA's variant is one operation of lax: each device compiles that
+    operation or a kernel, and the rule never sends more bytes than XLA's partitioner.
+    """
+    settings = partition.unmeasured()
+    default = dispatch.default_implementation(planned.op, settings)
+    return (
+        (params["implementation"] or default) != "xla"
+        and planned.is_one_operation(**params)
+        and has_rule(planned, params)
+    )
 
 
 def has_rule(planned: Planned, params: Params) -> bool:

@@ -210,6 +210,7 @@ PLANNED = (
         problem_of,
         reference,
         sharding=functools.partial(rule, conv2d_p, _finish),
+        is_one_operation=lambda *, epilogue, **_: epilogue == Epilogue(),
         xla=written,
         product=as_product,
     ),

@@ -48,7 +48,7 @@ from tracea_jax.ops.matmul.definition import (
     written,
 )
 from tracea_jax.ops.matmul.sharding import rule
-from tracea_jax.ops.matmul.stored import alone
+from tracea_jax.ops.matmul.stored import NONE, Stored, alone
 from tracea_jax.problem import Epilogue
 
 FLIP = {"n": "t", "t": "n"}
@@ -96,6 +96,13 @@ def flattened(
     return [y.reshape(shape) for y, shape in zip(results, shapes, strict=True)]
 
 
+def is_one_operation(
+    *, epilogue: Epilogue, stored: Stored = NONE, **params: Any
+) -> bool:
+    """Returns whether the primitive is a ``dot_general`` and nothing else."""
+    return epilogue == Epilogue() and stored == NONE
+
+
 matmul_p = lowering.primitive("tracea_matmul", reference)
 PLANNED = (
     lowering.register(
@@ -105,6 +112,7 @@ PLANNED = (
         reference,
         flattened=flattened,
         sharding=functools.partial(rule, matmul_p),
+        is_one_operation=is_one_operation,
         xla=written,
     ),
 )
