@@ -105,8 +105,24 @@ def apply(
 def activation_jvp(activation: str, z: jax.Array, dz: jax.Array) -> jax.Array:
     """activation'(z) * dz in float32 or wider, rounded to dz's dtype."""
     wide = promoted(z.dtype, jnp.float32)
+    return _derivative(activation, z.astype(wide), dz.astype(wide)).astype(dz.dtype)
+
+
+def _derivative(
+    activation: str, z: jax.Array, dz: jax.Array, factor: jax.Array | None = None
+) -> jax.Array:
+    """activation'(z) * factor * dz, linear in dz by one product.
+
+    Its transpose then needs one array of the forward pass, which is moved if the
+    compiler splits the cotangent in another way than z. relu selects dz where z > 0,
+    so that infinities elsewhere do not matter.
+    """
     f = ACTIVATION_FUNCTIONS[activation]
-    return jvp_of(f, (z.astype(wide),), (dz.astype(wide),))[1].astype(dz.dtype)
+    if activation in ("none", "relu"):
+        dy = jvp_of(f, (z,), (dz,))[1]
+        return dy if factor is None else dy * factor
+    slope = jvp_of(f, (z,), (jnp.ones_like(z),))[1]
+    return dz * (slope if factor is None else slope * factor)
 
 
 def in_float32(x: jax.Array) -> jax.Array:
@@ -142,8 +158,10 @@ def jvp(
     multiplies = epilogue.residual and epilogue.residual_op == "multiply"
     terms: list[jax.Array] = []
     if dz is not None:
-        dy = activation_jvp(epilogue.activation, z, dz.astype(wide))
-        terms.append(dy * residual.astype(wide) if multiplies else dy)
+        factor = residual.astype(wide) if multiplies else None
+        terms.append(
+            _derivative(epilogue.activation, z.astype(wide), dz.astype(wide), factor)
+        )
     if dresidual is not None:
         dy = dresidual.astype(wide)
         if multiplies:
