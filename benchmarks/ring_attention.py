@@ -3,11 +3,12 @@
     python benchmarks/ring_attention.py              two GPUs, 16384 tokens each
     python benchmarks/ring_attention.py --small      a trial on CPU devices
 
-Prints a Markdown table: wall-clock milliseconds (the median of rounds in turns), the
-rate in terms of the scores that a causal mask leaves, and the speed against one device
-with the whole sequence. Results are compared with that device's first. Exits with 1 if
-they differ by more than rounding, or if the best ring on GPUs is below ``--bar`` times
-the rate of one device.
+Prints a table: wall-clock milliseconds of a call (the median of rounds in turns, of
+several calls in a row, as a training loop dispatches its steps), the rate in terms of
+the scores that a causal mask leaves, and the speed against one device with the whole
+sequence. Results are compared with that device's first. Exits with 1 if they differ by
+more than rounding, or if the best ring on GPUs is below ``--bar`` times the rate of one
+device.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+if __name__ == "__main__" and "--small" in sys.argv:  # before JAX is imported
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+
+import common
+
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+CALLS = 4  # in a row
 ALLOWED = 2e-2  # of the largest entry: a few units of bfloat16
 
 
@@ -54,44 +61,30 @@ class Program:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    common.add_arguments(parser)
     parser.add_argument("--tokens", type=int, help="of each device")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--bar", type=float, default=1.85, help="of the best ring")
     parser.add_argument("--small", action="store_true", help="on CPU devices")
     args = parser.parse_args()
-    if args.small:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        os.environ["JAX_NUM_CPU_DEVICES"] = str(args.devices)
     tokens = args.tokens or (64 if args.small else 16384)
     bar = 0.0 if args.small else args.bar
-    sys.exit(run(list(programs(tokens, args.devices)), args.rounds, bar))
+    sys.exit(run(list(programs(tokens, args.devices)), bar, args))
 
 
-def run(programs: list[Program], rounds: int, bar: float) -> int:
-    """Prints the table; 1 if a check failed, else 0."""
+def run(programs: list[Program], bar: float, args: argparse.Namespace) -> int:
+    """Prints the table and saves its rows; 1 if a check failed, else 0."""
     began = time.perf_counter()
     failures = compared(programs)
     print(f"compiled and compared in {time.perf_counter() - began:.0f} s", flush=True)
-    times = raced(programs, rounds)
-    alone = programs[0]
+    rows = list(measured(programs, raced(programs, args.rounds)))
+    if args.out or not args.small:
+        print(common.save("ring_attention", rows, args))
     print(f"\n{HEADS}/{KV_HEADS} heads of {HEAD_DIM}, bfloat16, causal\n")
-    print("| program | devices | tokens | ms | Tflop/s | times one device |")
-    print("|---|---|---|---|---|---|")
-    ratios = dict[str, float]()
-    for program in programs:
-        ms = times[program.name]
-        middle, against = statistics.median(ms), "-"
-        if program.devices > 1 and program.tokens:
-            pairs = zip(times[alone.name], ms, strict=True)
-            ratio = statistics.median(one / many for one, many in pairs)
-            against = f"{ratio:.2f}"
-            if program.is_ring:
-                ratios[program.name] = ratio
-        rate = f"{program.flops / middle / 1e9:.0f}" if program.tokens else "-"
-        cells = (program.name, program.devices, program.tokens or "-")
-        row = (*cells, f"{middle:.2f}", rate, against)
-        print("| " + " | ".join(map(str, row)) + " |")
+    head = "program", "devices", "tokens", "ms", "Tflop/s", "times one device"
+    print(common.table(head, [line(row) for row in rows]))
+    ratios = {row["program"]: row["ratio"] for row in rows if row["is_ring"]}
     best = max(ratios, key=lambda name: ratios[name])
     if ratios[best] < bar:
         failures.append(f"the bar is {bar}")
@@ -99,6 +92,41 @@ def run(programs: list[Program], rounds: int, bar: float) -> int:
         print(f"FAILED: {failure}")
     print(f"{best}: {ratios[best]:.2f} times the rate of one device")
     return 1 if failures else 0
+
+
+def measured(
+    programs: list[Program], times: dict[str, list[float]]
+) -> Iterator[dict[str, Any]]:
+    """A row for each program, from its milliseconds in every round."""
+    alone = times[programs[0].name]
+    for program in programs:
+        ms = times[program.name]
+        ratio = rate = None
+        if program.tokens:
+            rate = program.flops / statistics.median(ms) / 1e9
+            if program.devices > 1:
+                pairs = zip(alone, ms, strict=True)
+                ratio = statistics.median(one / many for one, many in pairs)
+        yield {
+            "program": program.name,
+            "is_ring": program.is_ring,
+            "devices": program.devices,
+            "tokens": program.tokens,
+            "ms": statistics.median(ms),
+            "tflops": rate,
+            "ratio": ratio,
+        }
+
+
+def line(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["program"],
+        str(row["devices"]),
+        str(row["tokens"] or "-"),
+        f"{row['ms']:.2f}",
+        "-" if row["tflops"] is None else f"{row['tflops']:.0f}",
+        "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
+    )
 
 
 def compared(programs: list[Program]) -> list[str]:
@@ -134,16 +162,15 @@ def worst(found: Any, expected: Any) -> float:
 
 
 def raced(programs: list[Program], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each program in every round."""
-    import jax
-
+    """Milliseconds of a call of each program in every round."""
     times = {program.name: list[float]() for program in programs}
     for i in range(rounds):
         first = i % len(programs)
         for program in programs[first:] + programs[:first]:
             start = time.perf_counter()
-            jax.block_until_ready(program.call())
-            times[program.name].append(1e3 * (time.perf_counter() - start))
+            common.repeating(program.call)(CALLS)
+            seconds = (time.perf_counter() - start) / CALLS
+            times[program.name].append(1e3 * seconds)
     return times
 
 

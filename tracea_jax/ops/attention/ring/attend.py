@@ -41,6 +41,7 @@ from tracea_jax.ops.common.typed import (
     asarray,
     custom_jvp,
     custom_vjp,
+    eval_shape,
     full,
     lax,
     tree,
@@ -107,16 +108,25 @@ class Ring:
             keys = coming
 
     def computed(self, step: Step, run: Callable[[Case, Any], Any], state: Any) -> Any:
-        """``run`` of the blocks that this device computes in a step."""
+        """``run`` of the blocks that this device computes in a step.
 
-        def widened(case: Case, state: Any) -> Any:  # alike in all cases
-            return tree.map(parts.widened, run(case, state))
+        Where devices compute unlike blocks, results have the widest dtype of any.
+        """
+        runs = [functools.partial(run, case) for case in step.cases]
+        if len(runs) == 1:
+            return runs[0](state)
+        results = [eval_shape(one, state) for one in runs]
+        dtypes = tree.map(lambda *xs: promoted(*(x.dtype for x in xs)), *results)
 
-        if len(step.cases) == 1:
-            return run(step.cases[0], state)
+        def alike(one: Callable[[Any], Any], state: Any) -> Any:
+            return tree.map(lambda x, dtype: x.astype(dtype), one(state), dtypes)
+
         index = asarray(np.asarray(step.case_of, np.int32))[lax.axis_index(self.axis)]
-        branches = [functools.partial(widened, case) for case in step.cases]
+        branches = [functools.partial(alike, one) for one in runs]
         return lax.switch(index, branches, state)
+
+    def is_last(self, step: Step) -> bool:
+        return step is self.steps[-1]
 
 
 # --- the op ---------------------------------------------------------------------------
@@ -228,18 +238,20 @@ def _forward(
     """(o, lse); where a query sees no key, o is 0 and lse is -inf."""
     nothing = _nothing(q, v)
 
-    def run(case: Case, state: tuple[Attended | None, Any]) -> Attended:
+    def run(is_last: bool, case: Case, state: tuple[Attended | None, Any]) -> Attended:
         whole, keys = state
         for block in case:
             part = _part(ring, block, q, keys, ids[:1])
             if whole is None and part.lse.shape != nothing.lse.shape:
                 whole = nothing
             whole = parts.merged(whole, part, block.queries)
-        return nothing if whole is None else whole
+        o, lse = nothing if whole is None else whole
+        return Attended(o.astype(q.dtype) if is_last else o, lse)
 
     whole = None
     for step, keys in ring.visits((k, v, *ids[1:])):
-        whole = ring.computed(step, run, (whole, keys))
+        own = functools.partial(run, ring.is_last(step))
+        whole = ring.computed(step, own, (whole, keys))
     o, lse = nothing if whole is None else whole
     if ring.hides_rows:
         o = jnp.where(_by_query(lse == -jnp.inf), 0, o)
@@ -288,7 +300,7 @@ def _backward(
     do = cotangents[0]  # the log-sum-exp has no derivative
     sizes = q.shape[SEQUENCE], k.shape[SEQUENCE]
 
-    def run(case: Case, state: tuple[Any, Any]) -> list[Any]:
+    def run(is_last: bool, case: Case, state: tuple[Any, Any]) -> list[Any]:
         of_q, keys = state
         of_k = of_v = None
         for block in case:
@@ -297,14 +309,16 @@ def _backward(
             of_k = parts.added(of_k, found[1], block.keys, sizes[1])
             of_v = parts.added(of_v, found[2], block.keys, sizes[1])
         known = zip((of_q, of_k, of_v), (q, k, v), strict=True)
-        return [_zeros(like) if x is None else x for x, like in known]
+        of_q, of_k, of_v = [_zeros(like) if x is None else x for x, like in known]
+        return [of_q.astype(q.dtype) if is_last else of_q, of_k, of_v]
 
     of_q, home, away = None, [_zeros(k), _zeros(v)], None
     at = 0
     for step, keys in ring.visits((k, v, *ids[1:])):
         if away is not None:  # it arrives while this step is computed
             away = ring.sent(away, step.shift - at)
-        of_q, *new = ring.computed(step, run, (of_q, keys))
+        own = functools.partial(run, ring.is_last(step))
+        of_q, *new = ring.computed(step, own, (of_q, keys))
         if step.shift == 0:
             home = new  # of the device's own keys: it stays
         else:
