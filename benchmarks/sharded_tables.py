@@ -1,4 +1,4 @@
-"""Tables of the results of ``sharded_steps`` and ``sharded_layers``; see ``tables``."""
+"""Tables of the results of benchmarks on several devices; see ``tables``."""
 
 from __future__ import annotations
 
@@ -40,11 +40,29 @@ def layers(results: Results) -> str:
     return for_each(results, "*/sharded_layers.json", table_of)
 
 
+def on_gpus(results: Results) -> str:
+    """A row for each program and layout: milliseconds of a step on two GPUs."""
+    columns = (
+        "program | layout | kernels: | MiB sent, plain: | ours: | ms, plain: | ours: "
+        "| ratio: | bar, ms:"
+    )
+    table_of = functools.partial(_table, columns=columns, cells=_on_gpus)
+    return for_each(results, "*/sharded.json", table_of)
+
+
+def rings(results: Results) -> str:
+    """A row for each way to compute attention to a sequence on two GPUs."""
+    columns = "program | GPUs: | tokens: | ms: | Tflop/s: | times one GPU:"
+    table_of = functools.partial(_table, columns=columns, cells=_of_ring)
+    return for_each(results, "*/ring_attention.json", table_of)
+
+
 def _table(
     result: dict[str, Any], columns: str, cells: Callable[..., tuple[str, ...]]
 ) -> str:
     where = result["environment"]
-    title = f"\njax {where['versions']['jax']}, {where['date']}:\n"
+    device = f"{where['device']}, " if where["driver"] else ""
+    title = f"\n{device}jax {where['versions']['jax']}, {where['date']}:\n"
     return table(title, columns, map(cells, result["rows"]))
 
 
@@ -70,4 +88,29 @@ def _of_step(row: dict[str, Any]) -> tuple[str, ...]:
         *(f"{side['flops'] / 1e6:.2f}" for side in (plain, ours)),
         *(f"{side['sent'] / 1024:.0f}" for side in (plain, ours)),
         *(side["moved"] for side in (plain, ours)),
+    )
+
+
+def _on_gpus(row: dict[str, Any]) -> tuple[str, ...]:
+    plain, ours = row["plain"], row["ours"]
+    is_one = row["layout"] == "one device"
+    return (
+        row["program"],
+        row["layout"],
+        str(sum(ours["kernels"].values())),
+        *(f"{side['sent'] / 2**20:.0f}" for side in (plain, ours)),
+        *(f"{side['ms']:.2f}" for side in (plain, ours)),
+        f"{plain['ms'] / ours['ms']:.2f}",
+        "-" if is_one else f"{row['bar_ms']:.2f}",
+    )
+
+
+def _of_ring(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["program"],
+        str(row["devices"]),
+        str(row["tokens"] or "-"),
+        f"{row['ms']:.2f}",
+        "-" if row["tflops"] is None else f"{row['tflops']:.0f}",
+        "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
     )

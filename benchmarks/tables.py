@@ -444,6 +444,8 @@ TABLES = {
     "programs": programs,
     "sharded_steps": sharded_tables.steps,
     "sharded_layers": sharded_tables.layers,
+    "sharded_on_gpus": sharded_tables.on_gpus,
+    "rings": sharded_tables.rings,
     "survey": survey_tables.regret,
     "survey_elsewhere": survey_tables.elsewhere,
     "tuner": tuner,
