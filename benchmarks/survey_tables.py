@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,29 @@ def _device(result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in result["versions"].items())
     above = f"\n{result['device']}, {versions}:\n"
     return table(above, _COLUMNS, _rows(result["ops"]))
+
+
+def judged(results: Results) -> str:
+    """For each device, the shipped model and the rules on problems no fit has seen."""
+    return for_each(results, "*/survey_judged.json", _judged)
+
+
+def _judged(result: dict[str, Any]) -> str:
+    seeds = ", ".join(map(str, result["seeds"]))
+    above = f"\n{result['device']}, seeds {seeds}:\n"
+    columns = (
+        "problems | drawn: | model, geomean: | under 0.97: | under 0.90: "
+        "| rules, geomean: | rules, under 0.97: | rules, under 0.90:"
+    )
+    return table(above, columns, itertools.starmap(_group, result["groups"].items()))
+
+
+def _group(name: str, of: Mapping[str, Any]) -> tuple[str, ...]:
+    cells = (
+        (f"{side['geomean']:.2f}", *(f"{share:.1%}" for share in side["under"]))
+        for side in (of["model"], of["today"])
+    )
+    return name, str(of["model"]["problems"]), *itertools.chain(*cells)
 
 
 def elsewhere(results: Results) -> str:

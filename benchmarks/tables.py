@@ -448,6 +448,7 @@ TABLES = {
     "rings": sharded_tables.rings,
     "survey": survey_tables.regret,
     "survey_elsewhere": survey_tables.elsewhere,
+    "survey_judged": survey_tables.judged,
     "tuner": tuner,
 }
 
