@@ -26,6 +26,10 @@ from typing import Any
 BUILT_IN = "tracea_jax.builtin"  # registers the ops of this package
 
 
+def never(**_: Any) -> bool:
+    return False
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """A primitive of JAX for which a plan chooses what runs.
@@ -57,7 +61,7 @@ class Planned:
         default=None, compare=False
     )
     is_one_operation: Callable[..., bool] = dataclasses.field(
-        default=lambda **_: False, compare=False
+        default=never, compare=False
     )
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from tracea_jax.ops.common.promotion import added, promoted
 from tracea_jax.ops.common.typed import jvp as jvp_of
+from tracea_jax.ops.common.typed import ones_like
 from tracea_jax.problem import Epilogue
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -121,7 +122,7 @@ def _derivative(
     if activation in ("none", "relu"):
         dy = jvp_of(f, (z,), (dz,))[1]
         return dy if factor is None else dy * factor
-    slope = jvp_of(f, (z,), (jnp.ones_like(z),))[1]
+    slope = jvp_of(f, (z,), (ones_like(z),))[1]
     return dz * (slope if factor is None else slope * factor)
 
 

@@ -34,6 +34,7 @@ from tracea_jax.ops.common.typed import (
     Aval,
     Params,
     Primitive,
+    device_count,
     lax,
     make_jaxpr,
     mlir,
@@ -73,7 +74,7 @@ def register(
     *,
     sharding: partition.Sharding | None = None,
     flattened: Callable[..., Any] | None = None,
-    is_one_operation: Callable[..., bool] = lambda **_: False,
+    is_one_operation: Callable[..., bool] = catalogue.never,
     **rules: Callable[..., Any],
 ) -> Planned:
     """Gives a primitive its lowerings: a planned kernel, or JAX code inline.
@@ -219,7 +220,7 @@ def is_planned_in_parts(ctx: Any, planned: Planned, params: Params) -> bool:
 
 def may_be_partitioned() -> bool:
     """Tests whether a program of this process can be partitioned over devices."""
-    return jax.device_count() > 1
+    return device_count() > 1
 
 
 def leaves_choice_to_parts(planned: Planned, params: Params) -> bool:

@@ -98,6 +98,10 @@ vjp: Any = _jax.vjp
 vmap: Any = _jax.vmap
 
 
+def device_count() -> int:
+    return _jax.device_count()
+
+
 def local_devices(**how: Any) -> list[Any]:
     return _jax.local_devices(**how)
 
@@ -111,4 +115,5 @@ finfo: Any = _jnp.finfo
 iinfo: Any = _jnp.iinfo
 full: Callable[..., jax.Array] = _jnp.full
 zeros: Callable[..., jax.Array] = _jnp.zeros
+ones_like: Callable[..., jax.Array] = _jnp.ones_like
 zeros_like: Callable[..., jax.Array] = _jnp.zeros_like

@@ -203,6 +203,13 @@ def as_product(
 
 
 conv2d_p.def_abstract_eval(_abstract_eval)
+
+
+def is_one_operation(*, epilogue: Epilogue, **params: Any) -> bool:
+    """Returns whether the primitive is a convolution and nothing else."""
+    return epilogue == Epilogue()
+
+
 PLANNED = (
     lowering.register(
         "conv2d",
@@ -210,7 +217,7 @@ PLANNED = (
         problem_of,
         reference,
         sharding=functools.partial(rule, conv2d_p, _finish),
-        is_one_operation=lambda *, epilogue, **_: epilogue == Epilogue(),
+        is_one_operation=is_one_operation,
         xla=written,
         product=as_product,
     ),

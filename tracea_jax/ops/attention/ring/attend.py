@@ -116,10 +116,17 @@ class Ring:
         if len(runs) == 1:
             return runs[0](state)
         results = [eval_shape(one, state) for one in runs]
-        dtypes = tree.map(lambda *xs: promoted(*(x.dtype for x in xs)), *results)
+
+        def widest(*alternatives: Any) -> Any:
+            return promoted(*(x.dtype for x in alternatives))
+
+        def rounded(x: jax.Array, dtype: Any) -> jax.Array:
+            return x.astype(dtype)
+
+        dtypes = tree.map(widest, *results)
 
         def alike(one: Callable[[Any], Any], state: Any) -> Any:
-            return tree.map(lambda x, dtype: x.astype(dtype), one(state), dtypes)
+            return tree.map(rounded, one(state), dtypes)
 
         index = asarray(np.asarray(step.case_of, np.int32))[lax.axis_index(self.axis)]
         branches = [functools.partial(alike, one) for one in runs]
