@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from attention_gradients import ALL, BIASED, EVERYTHING, TILED, USUAL, problem
+from attention_gradients import ALL, BIASED, EVERYTHING, LENGTHS, TILED, USUAL, problem
 from attention_problems import default
 from spaces import one_of_each
 
@@ -55,8 +55,11 @@ OURS = "attention_backward_sm90"
             "the map of a mask would have more than 2^31 - 1 words",
         ),
         (
-            {"aligned_at_end": True, "is_causal": True, "kv_lengths": True},
-            "positions from ends",
+            {
+                **{"aligned_at_end": True, "is_causal": True, "kv_lengths": True},
+                "window": (100, 0),
+            },
+            "positions from ends that each example has its own of, with a window",
         ),
         ({"window": (1 << 31, 0)}, "window (2147483648, 0) with a side above 10737"),
         (
@@ -77,7 +80,7 @@ def test_what_it_takes():
         {"dtype": "float16", "soft_cap": 30.0},
         ALL,
         {**BIASED, "bias": (1, 1, 1, 1300), "bias_dtype": "float32"},
-        {"value_dim": 128, "aligned_at_end": True, "is_causal": True},
+        {"value_dim": 128, "aligned_at_end": True, "is_causal": True, **LENGTHS},
     )
     for head_dim, fields in itertools.product((8, 64, 128, 192), kinds[-1:]):
         assert (

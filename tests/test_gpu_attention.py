@@ -187,7 +187,7 @@ def test_gradients_are_those_of_xla(case, with_bias):
     if with_bias:
         args.append(normal(1, 4, 256, 256, dtype="bfloat16"))
     settings = SETTINGS[case]
-    ours = functools.partial(gradients, functools.partial(attention, **settings))
+    ours = functools.partial(gradients, functools.partial(cudnn, **settings))
     xla = functools.partial(
         attention, **settings, implementation="xla", precision="highest"
     )
@@ -273,10 +273,10 @@ def test_layers_in_a_scan(remat):
     def of(f):
         return jax.jit(jax.value_and_grad(functools.partial(loss, f), argnums=(0, 1)))
 
-    assert "__cudnn$fmhaSoftmaxBackward" in compiled(of(attention), x, weights)
+    assert "__cudnn$fmhaSoftmaxBackward" in compiled(of(cudnn), x, weights)
     xla = functools.partial(attention, implementation="xla", precision="highest")
     wide = of(xla)(x.astype("float32"), weights.astype("float32"))
-    assert_near(of(attention)(x, weights), wide, 5e-2)
+    assert_near(of(cudnn)(x, weights), wide, 5e-2)
 
 
 def test_forward_over_reverse():

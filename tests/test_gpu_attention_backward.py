@@ -14,6 +14,7 @@ from attention_cases import BackwardCases
 from attention_checks import BACKWARD, EVERYTHING, arguments, assert_close
 from numerics import normal
 
+from tracea_jax import masks
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
 from tracea_jax.ops import attention
 from tracea_jax.ops.attention import workload as bench
@@ -74,6 +75,51 @@ def test_positions_from_the_end():
     run_and_check(dataclasses.replace(problem, window=(100, 0), head_dim=128))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("q_len", [331, 700])
+def test_positions_from_the_end_of_each_example(head_dim, q_len):
+    args = arguments(q_len, 457, head_dim)
+    of_keys, of_queries = jnp.array([457, 130]), jnp.array([q_len, 200])
+    mask = masks.causal(from_end=True)
+    for lengths in (
+        masks.lengths(kv=of_keys),
+        masks.lengths(q=of_queries, kv=of_keys),
+        masks.lengths(q=of_queries),
+    ):
+        checks.assert_gradients_as_xla("attention_sm90", args, mask=mask & lengths)
+
+
+@pytest.mark.parametrize("fields", [{}, {"segments": True}, {"sinks": True}], ids=str)
+def test_positions_from_the_end_and_sums_in_memory(fields):
+    given = {"is_causal": True, "aligned_at_end": True, "kv_lengths": True, **fields}
+    problem = dataclasses.replace(BACKWARD, head_dim=128, **given)
+    run_and_check(problem)
+    run_and_check(problem, added(problem, "ordered"))
+
+
+@pytest.mark.parametrize("implementation", ["attention_sm90", "attention_sm80"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_queries_past_their_number_may_be_anything(implementation, head_dim):
+    q, k, v = arguments(331, 457, head_dim)
+    do, lengths = normal(*q.shape, dtype=q.dtype, seed=9), jnp.array([331, 130])
+    is_query = (jnp.arange(331) < lengths[:, None])[..., None, None]
+
+    @jax.jit
+    def gradients(padding):
+        def f(q, k, v):
+            how = {"query_seq_lengths": lengths, "implementation": implementation}
+            return attention(q, k, v, **how)
+
+        padded_q, padded_do = (jnp.where(is_query, x, padding) for x in (q, do))
+        o, pull = jax.vjp(f, padded_q.astype(q.dtype), k, v)
+        return o, *pull(padded_do.astype(q.dtype))
+
+    expected = gradients(0.0)
+    for padding in (jnp.nan, jnp.inf, 3e38):
+        for found, right in zip(gradients(padding), expected, strict=True):
+            np.testing.assert_array_equal(found, right)
+
+
 def test_more_tiles_than_multiprocessors():
     problem = dataclasses.replace(BACKWARD, batch=3, heads=8, q_len=1100, kv_len=1150)
     run_and_check(dataclasses.replace(problem, is_causal=True, head_dim=128))
@@ -99,11 +145,11 @@ ADDED = (
 @pytest.mark.parametrize(
     ("head_dim", "dq", "kinds"),
     [
-        (64, "ordered", ADDED),
+        (64, "ordered", (*ADDED[:2], {**ADDED[2], "window": None}, *ADDED[3:])),
         (128, "ordered", ADDED),
         (40, "ordered", ADDED[:1]),
         (72, "atomic", ADDED[:1]),
-        (64, "atomic", ADDED[2:3]),
+        (64, "atomic", ({**ADDED[2], "window": None},)),
     ],
 )
 def test_dq_is_added_up_in_memory(head_dim, dq, kinds):

@@ -37,6 +37,7 @@
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
 #include "tile/gradient_scores.cuh"
+#include "tile/opaque.cuh"
 #include "tile/soft_cap.cuh"
 #include "tile/swizzle.cuh"
 
@@ -178,6 +179,31 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
     }
   }
 
+  // Queries without a gradient, and their cotangents, become zeros: a weight of zero times
+  // NaN would be NaN. Those past the example's are the last ones of a block.
+  TRACEA_DEVICE void clear_padding(const State& state) const {
+    const int stage = opaque(state.stage_idx);
+    const u32 exponents = shared_address(smem.rows[stage].planes[0]);
+    if (has_gradient(exponents, kBlockQ - 1)) return;
+    wait_for(smem.d_out_full[stage], state.consumer_parity());
+    TRACEA_NO_UNROLL
+    for (int row = opaque(static_cast<int>(threadIdx.x)) % kWarpgroupSize; row < kBlockQ;
+         row += kWarpgroupSize) {
+      if (has_gradient(exponents, row)) continue;
+      clear_row<TileQ>(shared_address(smem.q[stage][0]), row);
+      clear_row<TileOut>(shared_address(smem.d_out[stage][0]), row);
+    }
+    fence_proxy_async_shared();
+    consumers_barrier<kConsumers * kWarpgroupSize>();  // all meet the same blocks
+  }
+
+  // Whether a query of a block has one, by its exponent; see attention_rows.cuh.
+  TRACEA_DEVICE static bool has_gradient(u32 exponents, int row) {
+    u32 bits;
+    ld_shared(exponents + 4 * row, bits);
+    return bits != 0x7F800000u;
+  }
+
   // One block of queries of one head. Its last products are not waited for.
   TRACEA_DEVICE void step(Progress& at, int head, int block, bool is_partial, u32 start,
                           const Interval& queries, int key, int consumer, int thread) const {
@@ -189,6 +215,7 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
     const u32 d_out = start + kUnitsToDOut + stage * TileOut::kUnits;
     const u32 own_q = q + consumer * kSumsUnits, own_d_out = d_out + consumer * kSumsUnits;
     wait_for(smem.q_full[stage], at.state.consumer_parity());
+    if constexpr (Traits::kQLengths) clear_padding(at.state);
     wgmma_fence();
     multiply_columns<Scores, TileK, TileQ>(s, k, q);
     // The products of the block before are done, and their operands' registers are free.

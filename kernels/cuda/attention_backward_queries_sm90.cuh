@@ -137,11 +137,17 @@ struct AttentionQueries {
 
   TRACEA_DEVICE Interval keys() const {
     const int limit = positions<Traits::kKvLengths>(p.kv_lengths, tile.example, p.kv_len);
-    return {p.kv_len, limit, p.left, p.right};
+    const int ahead = Traits::kFromEnd ? limit - query_count() : 0;
+    return {p.kv_len, limit, p.left - ahead, p.right + ahead};
+  }
+
+  // Queries of the example.
+  TRACEA_DEVICE int query_count() const {
+    return positions<Traits::kQLengths>(p.q_lengths, tile.example, p.q_len);
   }
 
   TRACEA_DEVICE BlockRange blocks(const Interval& keys) const {
-    const int count = positions<Traits::kQLengths>(p.q_lengths, tile.example, p.q_len);
+    const int count = query_count();
     if (tile.query >= count) return {0, 0, 0, 0};
     return keys.seen_blocks(tile.query, min(tile.query + kTileQ, count) - 1, kBlockKv);
   }
@@ -335,11 +341,19 @@ struct AttentionQueries {
     finish(at.dq, query, consumer, thread);
   }
 
-  // Stores the consumer's rows, staged where its queries were.
+  // Stores the consumer's rows, staged where its queries were. Queries past those of the
+  // example have no gradient, whatever lies there.
   TRACEA_DEVICE void finish(float (&dq)[Sums::kAccumulators], int query, int consumer,
                             int thread) const {
     TRACEA_UNROLL
     for (int i = 0; i < Sums::kAccumulators; ++i) dq[i] *= p.scale;
+    if constexpr (Traits::kQLengths) {
+      const int count = query_count() - query;
+      TRACEA_UNROLL
+      for (int i = 0; i < Sums::kAccumulators; ++i) {
+        if (wgmma_accumulator_row(thread, i) >= count) dq[i] = 0.0f;
+      }
+    }
     meet_warpgroup(consumer);  // all of it have multiplied their queries
     const u32 to = shared_address(smem.q[0]) + consumer * 64 * 128;
     stage_rows<Element, typename Traits::Swizzle, TileQ>(dq, to, thread);

@@ -101,6 +101,7 @@ class AttentionBackwardSm80 {
         warp_(warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize)),
         tile_(tile),
         own_count_(count(p.own_lengths, p.q_len)),
+        other_count_(count(p.other_lengths, p.kv_len)),
         keys_(interval()),
         range_(blocks()) {}
 
@@ -128,10 +129,9 @@ class AttentionBackwardSm80 {
 
   // Of the last block of queries all are counted: their p are 0, see attention_rows.cuh.
   TRACEA_DEVICE Interval interval() const {
-    const int other = count(p.other_lengths, p.kv_len);
-    const int limit = kOfKeys ? round_up(other, kBlock) : other;
+    const int limit = kOfKeys ? round_up(other_count_, kBlock) : other_count_;
     if constexpr (Traits::kFromEnd) {
-      const int behind = own_count_ - other;
+      const int behind = own_count_ - other_count_;
       return {p.kv_len, limit, p.left + behind, p.right - behind};
     }
     return {p.kv_len, limit, p.left, p.right};
@@ -200,7 +200,8 @@ class AttentionBackwardSm80 {
   }
 
   // Starts the copies of the block that copies have come to, and goes on to the next. One
-  // group each, whether it has copies or not.
+  // group each, whether it has copies or not. Rows past those of the example become zeros: a
+  // weight of zero times NaN would be NaN.
   TRACEA_DEVICE void start_next(Walk& ahead, bool& has_ahead, int& writing,
                                 int of_head) const {
     if (has_ahead) {
@@ -210,9 +211,9 @@ class AttentionBackwardSm80 {
       const int row = ahead.block() * kBlock;
       const u32 to = ring_ + writing * kStageBytes;
       CopyOther::start(to, at_head(p.other, p.kv_len, heads, other), pitch(heads), row,
-                       p.kv_len);
+                       other_count_);
       CopyOther::start(to + CopyOther::kBytes, at_head(p.other_values, p.kv_len, heads, other),
-                       pitch(heads), row, p.kv_len);
+                       pitch(heads), row, other_count_);
       if constexpr (kOfKeys) start_numbers(to + kNumbers, numbers(head) + row);
       has_ahead = ahead.next();
     }
@@ -395,7 +396,7 @@ class AttentionBackwardSm80 {
   const u32 smem_, ring_;
   const int lane_, warp_;
   const AttentionTile tile_;
-  const int own_count_;
+  const int own_count_, other_count_;
   const Interval keys_;
   const BlockRange range_;
   float exponents_[kOfKeys ? 1 : kBands][2], deltas_[kOfKeys ? 1 : kBands][2];

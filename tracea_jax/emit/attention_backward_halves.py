@@ -40,7 +40,8 @@ _ALL_REGISTERS = (24, 240)
 _FEW = 192  # registers for sums and scores
 _WORDS = {
     **{"kHasLeft": "left", "kHasRight": "right", "kQLengths": "qlen"},
-    **{"kKvLengths": "kvlen", "kSegments": "segments", "kSoftCap": "cap"},
+    **{"kKvLengths": "kvlen", "kFromEnd": "end"},
+    **{"kSegments": "segments", "kSoftCap": "cap"},
     **WORDS,
     **{"kEverywhere": "everywhere", "kAdds": "adds", "kOrdered": "ordered"},
 }
@@ -108,6 +109,7 @@ class Half:
             "kHasRight": right is not None,
             "kQLengths": p.q_lengths,
             "kKvLengths": p.kv_lengths,
+            "kFromEnd": rules.shifts(p),
             "kSegments": p.segments,
             "kSoftCap": p.soft_cap is not None,
             **self.beside.flags,

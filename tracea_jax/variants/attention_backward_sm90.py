@@ -361,8 +361,11 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
         return (
             f"a bias of dtype {p.bias_dtype}; it reads {', '.join(forward.BIAS_DTYPES)}"
         )
-    if rules.shifts(p):
-        return "positions from ends that each example has its own of"
+    if rules.shifts(p) and (p.window or p.mask or p.bias or p.alibi):
+        return (
+            "positions from ends that each example has its own of, with a window, a "
+            "mask, a bias or slopes"
+        )
     if p.window and max(map(abs, p.window)) > _LONGEST:
         return f"window {p.window} with a side above {_LONGEST}"
     return None

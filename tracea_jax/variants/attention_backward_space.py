@@ -118,6 +118,18 @@ RULES = (
         ),
     ),
     Rule(
+        code="padding",
+        refuses=lambda p, c, d: (
+            c.adds
+            & (c.block_q == 2 * emit.PART)
+            & bool(p.q_lengths and p.window is not None)
+        ),
+        why=lambda p, c, d: (
+            f"dq={c.dq!r} with block_q={c.block_q} leaves no registers to clear padded "
+            "queries beside a window"
+        ),
+    ),
+    Rule(
         code="split",
         refuses=lambda p, c, d: (
             ((c.tile_kv != _ROWS) & emit.splits(p)) | (c.adds & emit.splits(p))

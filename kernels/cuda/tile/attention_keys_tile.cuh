@@ -6,6 +6,7 @@
 #pragma once
 
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared_store.cuh"
 #include "ptx/sync.cuh"
 #include "tile/attention_blocks.cuh"
 #include "tile/attention_operands.cuh"
@@ -54,6 +55,18 @@ struct alignas(128) AttentionKeysRows {
   }
 };
 
+// Zeros in the place of a row of a tile, written by a thread.
+template <class Tile>
+TRACEA_DEVICE void clear_row(u32 tile, int row) {
+  TRACEA_NO_UNROLL
+  for (u32 byte = 0; byte < 128; byte += 4) {
+    TRACEA_UNROLL
+    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+      st_shared(tile + slab * Tile::kSlabBytes + 128 * row + byte, 0u);
+    }
+  }
+}
+
 template <class Traits>
 struct AttentionKeysShared {
   static constexpr int kSlabs = Traits::kSlabs, kValueSlabs = Traits::kValueSlabs;
@@ -100,6 +113,8 @@ struct AttentionKeysTile {
                                      Traits::kValueSlabs == 4 && !Traits::kAdds),
                 "halves of two slabs");
   static_assert(!(Traits::kAdds && Traits::kMapped), "a map does not say who comes first");
+  static_assert(!(Traits::kFromEnd && Traits::kHasLeft),
+                "the tiles before one are counted from positions that all examples share");
   static_assert(kBlockQ % 16 == 0 && kBlockQ <= 256, "queries in one box, steps of 16");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
                 "descriptors and buffers are laid out for the 128-byte swizzle");
@@ -139,9 +154,11 @@ struct AttentionKeysTile {
   // --- what both roles know ----------------------------------------------------------
 
   // Of the last block of queries all are counted: their p are 0, see attention_rows.cuh.
+  // With kFromEnd the last query stands at the last key of its example.
   TRACEA_DEVICE Interval queries() const {
     const int count = positions<Traits::kQLengths>(p.q_lengths, tile.example, p.q_len);
-    return {p.q_len, round_up(count, kBlockQ), p.right, p.left};
+    const int ahead = Traits::kFromEnd ? limit - count : 0;
+    return {p.q_len, round_up(count, kBlockQ), p.right + ahead, p.left - ahead};
   }
 
   TRACEA_DEVICE BlockRange blocks(const Interval& queries) const {
