@@ -27,6 +27,7 @@ if __name__ == "__main__" and "--small" in sys.argv:  # before JAX is imported
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
 
 import common
+from sharded_tables import of_ring
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 CALLS = 4  # in a row
@@ -83,7 +84,7 @@ def run(programs: list[Program], bar: float, args: argparse.Namespace) -> int:
         print(common.save("ring_attention", rows, args))
     print(f"\n{HEADS}/{KV_HEADS} heads of {HEAD_DIM}, bfloat16, causal\n")
     head = "program", "devices", "tokens", "ms", "Tflop/s", "times one device"
-    print(common.table(head, [line(row) for row in rows]))
+    print(common.table(head, [of_ring(row) for row in rows]))
     ratios = {row["program"]: row["ratio"] for row in rows if row["is_ring"]}
     best = max(ratios, key=lambda name: ratios[name])
     if ratios[best] < bar:
@@ -116,17 +117,6 @@ def measured(
             "tflops": rate,
             "ratio": ratio,
         }
-
-
-def line(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["program"],
-        str(row["devices"]),
-        str(row["tokens"] or "-"),
-        f"{row['ms']:.2f}",
-        "-" if row["tflops"] is None else f"{row['tflops']:.0f}",
-        "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
-    )
 
 
 def compared(programs: list[Program]) -> list[str]:
