@@ -31,7 +31,6 @@ from tracea_jax.tuning import measure, schedule
 from tracea_jax.variants.gemm_cpu import GemmCpuConfig
 
 pytestmark = pytest.mark.once
-TINY = {"effort": "none", "budget_s": 1.0}
 
 
 # --- what is tuned --------------------------------------------------------------------
@@ -201,7 +200,7 @@ def test_a_function_is_tuned_and_uses_the_answers(quick):
     x, w = normal(16, 8), normal(8, 24)
     fn = jax.jit(tracea.transform(lambda x, w: jax.nn.relu(x @ w)))
     before = fn(x, w)
-    report = tracea.tune(fn, x, w, **TINY)
+    report = tracea.tune(fn, x, w, effort="none")
     (row,) = report.rows
     assert str(row.problem) == "matmul 16x24x8 float32 nn relu"
     assert row.steady.is_complete and row.steady.after
@@ -232,7 +231,7 @@ def test_what_a_budget_does_not_reach_is_told():
 def test_the_schedule_works_on_real_tunings(quick):
     """The parts of ``tuner.Tuning`` that ``schedule.Task`` names."""
     with contextlib.closing(knowledge.open_lab(CPU, SMALL)) as lab:
-        task = knowledge.tuning(SMALL, CPU, lab=lab, **TINY)
+        task = knowledge.tuning(SMALL, CPU, lab=lab, effort="none", budget_s=60.0)
         (outcome,) = schedule.run([schedule.Job(task=task)])
     assert outcome.entry is not None
     assert outcome.entry.problem == SMALL.to_json()
