@@ -16,6 +16,7 @@ from partitioned import assert_alike, compiled, mesh, pair, placed
 
 import tracea_jax as tracea
 from tracea_jax import policy
+from tracea_jax.ops.common import lowering
 from tracea_jax.ops.conv2d.primitive import conv2d_p
 from tracea_jax.rewrite import parts
 
@@ -194,3 +195,21 @@ def test_explain_shows_the_parts(xla):
     (part,) = site.local
     assert part.devices == 8
     assert str(part.problem).startswith("matmul 4x40x24 ")
+
+
+@pytest.mark.parametrize("on_miss", ["error", "tune"])
+def test_answers_are_asked_for_whole_sites_only(on_miss, xla, monkeypatch):
+    with tracea.options(on_miss=on_miss):
+        sites = equations(tracea.transform(layers), *ARRAYS, name="tracea_choice")
+    written = [e.primitive.name for e in sites[0].params["written"].closed.eqns]
+    assert "tracea_choice" not in written and "dot_general" in written
+
+
+def test_a_part_is_planned_for_several_devices_only(xla, monkeypatch):
+    asked = []
+    served = lowering.served
+    monkeypatch.setattr(
+        lowering, "served", lambda *args: asked.append(args) or served(*args)
+    )
+    jax.jit(tracea.transform(lambda x, w: jax.nn.relu(x @ w))).lower(*ARRAYS[:2])
+    assert len(asked) == 1

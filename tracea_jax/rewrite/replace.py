@@ -201,7 +201,8 @@ def _choice_of_one(jaxpr: Any, match: Match, eqn: Equation) -> Equation:
     call = tuple(_call(template, match, eqn))
     piece = _Piece(eqns=call, written=(eqn,), template=template)
     (site,) = _sites(Inlined(eqns=[], calls=()), piece, jaxpr)
-    return site
+    written = dataclasses.replace(site.params["written"], is_part=True)
+    return site.replace(params={**site.params, "written": written})
 
 
 def _variables(eqn: Equation) -> list[Any]:

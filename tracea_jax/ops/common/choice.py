@@ -67,10 +67,13 @@ class Written:
     Attributes:
       closed: their closed jaxpr, which takes all operands of the choice.
       key: of the call beside them; the same for calls that trace alike.
+      is_part: whether they are a product within a larger site that XLA serves: without
+        devices that plan parts of it, nothing is planned.
     """
 
     closed: Any
     key: Hashable
+    is_part: bool = False
 
     def __call__(self, *operands: Any) -> list[Any]:
         return jaxpr_as_fun(self.closed)(*operands)
@@ -94,8 +97,11 @@ def _lower(
     ctx: Any, *operands: Any, ours: Any, written: Written, platform: str | None = None
 ) -> Any:
     is_left = all(
-        lowering.served(ctx, planned, avals, params, platform).is_xla
-        and not lowering.is_planned_in_parts(ctx, planned, params)
+        not lowering.is_planned_in_parts(ctx, planned, params)
+        and (
+            written.is_part
+            or lowering.served(ctx, planned, avals, params, platform).is_xla
+        )
         for planned, avals, params in calls_in(ours)
     )
     f = written if is_left else jaxpr_as_fun(ours)
@@ -150,7 +156,7 @@ def _is_left_to_xla(ours: Any, written: Written) -> bool:
         is_left = all(lowering.would_be_xla(*call) for call in calls)
     except dispatch.Unsupported:
         return False  # what was demanded cannot run here; lowering says so, if it comes
-    in_parts = lowering.may_be_partitioned() and all(
+    in_parts = all(
         lowering.leaves_choice_to_parts(planned, params)
         for planned, _, params in calls_in(ours)
     )
@@ -249,7 +255,8 @@ def _batch(
     if tuple(found) != tuple(places):
         own = _moved(own, found, places, axis.size)
     key = (written.key, tuple(dims), axis.size)
-    outs = choice_p.bind(*operands, ours=own, written=Written(theirs, key))
+    mapped = Written(theirs, key, written.is_part)
+    outs = choice_p.bind(*operands, ours=own, written=mapped)
     return outs, places
 
 

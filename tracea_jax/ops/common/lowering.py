@@ -39,7 +39,7 @@ from tracea_jax.ops.common.typed import (
     make_jaxpr,
     mlir,
 )
-from tracea_jax.options import device_for, planned_device, planning
+from tracea_jax.options import current, device_for, planned_device, planning
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import launch
 from tracea_jax.serving import Request, Served
@@ -219,8 +219,12 @@ def is_planned_in_parts(ctx: Any, planned: Planned, params: Params) -> bool:
 
 
 def may_be_partitioned() -> bool:
-    """Tests whether a program of this process can be partitioned over devices."""
-    return device_count() > 1
+    """Tests whether devices may plan parts of what XLA serves in this process.
+
+    Not where a problem without a tuned answer is an error, or tuned at once: only the
+    problems of the whole program are asked for then.
+    """
+    return device_count() > 1 and current().on_miss == "heuristic"
 
 
 def leaves_choice_to_parts(planned: Planned, params: Params) -> bool:
@@ -229,10 +233,10 @@ def leaves_choice_to_parts(planned: Planned, params: Params) -> bool:
     That is so if XLA's variant is one operation of lax: each device compiles that
     operation or a kernel, and the rule never sends more bytes than XLA's partitioner.
     """
-    settings = partition.unmeasured()
-    default = dispatch.default_implementation(planned.op, settings)
+    default = dispatch.default_implementation(planned.op, partition.unmeasured())
     return (
-        (params["implementation"] or default) != "xla"
+        may_be_partitioned()
+        and (params["implementation"] or default) != "xla"
         and planned.is_one_operation(**params)
         and has_rule(planned, params)
     )
