@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -20,50 +19,24 @@ _NAMES = {
 }
 
 
-def steps(results: Results) -> str:
-    """A row for each program and layout: work and bytes of one device."""
-    columns = (
-        "program | layout | kernels: | products of XLA: | Mflop a device, plain: | "
-        "ours: | KiB sent, plain: | ours: | plain moves | ours moves"
-    )
-    table_of = functools.partial(_table, columns=columns, cells=_of_step)
-    return for_each(results, "*/sharded_steps.json", table_of)
+def _tables(
+    file: str, columns: str, cells: Callable[[dict[str, Any]], tuple[str, ...]]
+) -> Callable[[Results], str]:
+    """Makes a table of each results file of this name.
 
+    Args:
+      file: name of the results files, of every device.
+      columns: as in ``table_cells.table``.
+      cells: of a row of the results.
+    """
 
-def layers(results: Results) -> str:
-    """A row for each number of devices and layout: work and bytes of one device."""
-    columns = (
-        "devices: | layout | kernels: | problems: | products of XLA: "
-        "| Tflop a device, plain: | ours: | MB sent, plain: | ours: | ours moves"
-    )
-    table_of = functools.partial(_table, columns=columns, cells=_of_layer)
-    return for_each(results, "*/sharded_layers.json", table_of)
+    def table_of(result: dict[str, Any]) -> str:
+        where = result["environment"]
+        device = f"{where['device']}, " if where["driver"] else ""
+        title = f"\n{device}jax {where['versions']['jax']}, {where['date']}:\n"
+        return table(title, columns, map(cells, result["rows"]))
 
-
-def on_gpus(results: Results) -> str:
-    """A row for each program and layout: milliseconds of a step on two GPUs."""
-    columns = (
-        "program | layout | kernels: | MiB sent, plain: | ours: | ms, plain: | ours: "
-        "| ratio: | bar, ms:"
-    )
-    table_of = functools.partial(_table, columns=columns, cells=_on_gpus)
-    return for_each(results, "*/sharded.json", table_of)
-
-
-def rings(results: Results) -> str:
-    """A row for each way to compute attention to a sequence on two GPUs."""
-    columns = "program | GPUs: | tokens: | ms: | Tflop/s: | times one GPU:"
-    table_of = functools.partial(_table, columns=columns, cells=of_ring)
-    return for_each(results, "*/ring_attention.json", table_of)
-
-
-def _table(
-    result: dict[str, Any], columns: str, cells: Callable[..., tuple[str, ...]]
-) -> str:
-    where = result["environment"]
-    device = f"{where['device']}, " if where["driver"] else ""
-    title = f"\n{device}jax {where['versions']['jax']}, {where['date']}:\n"
-    return table(title, columns, map(cells, result["rows"]))
+    return lambda results: for_each(results, f"*/{file}.json", table_of)
 
 
 def _of_layer(row: dict[str, Any]) -> tuple[str, ...]:
@@ -115,3 +88,32 @@ def of_ring(row: dict[str, Any]) -> tuple[str, ...]:
         "-" if row["tflops"] is None else f"{row['tflops']:.0f}",
         "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
     )
+
+
+# A row for each program and layout: work and bytes of one device.
+steps = _tables(
+    "sharded_steps",
+    "program | layout | kernels: | products of XLA: | Mflop a device, plain: | "
+    "ours: | KiB sent, plain: | ours: | plain moves | ours moves",
+    _of_step,
+)
+# A row for each number of devices and layout: work and bytes of one device.
+layers = _tables(
+    "sharded_layers",
+    "devices: | layout | kernels: | problems: | products of XLA: "
+    "| Tflop a device, plain: | ours: | MB sent, plain: | ours: | ours moves",
+    _of_layer,
+)
+# A row for each program and layout: milliseconds of a step on two GPUs.
+on_gpus = _tables(
+    "sharded",
+    "program | layout | kernels: | MiB sent, plain: | ours: | ms, plain: | ours: "
+    "| ratio: | bar, ms:",
+    _on_gpus,
+)
+# A row for each way to compute attention to a sequence on two GPUs.
+rings = _tables(
+    "ring_attention",
+    "program | GPUs: | tokens: | ms: | Tflop/s: | times one GPU:",
+    of_ring,
+)
