@@ -492,7 +492,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     common.add_arguments(parser)
     parser.add_argument("--small", action="store_true", help="on two CPU devices")
-    parser.add_argument("--only", default="", help="programs with this in their name")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="programs with this in their name; the rows of others stay, if they are "
+        "of the same device, versions and commit",
+    )
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--jobs", type=int, default=8, help="programs compiled at once")
     parser.add_argument("--texts", type=pathlib.Path, help="for the compiled programs")
@@ -515,6 +520,9 @@ def main() -> None:
                 figures = {"bar_ms": row.bar(one), "misses": row.misses(one)}
                 saved.append({**dataclasses.asdict(row), **figures})
     if args.out or not args.small:
+        measured_now = {row["program"] for row in saved}
+        earlier = common.saved("sharded", args) if args.only else []
+        saved += [row for row in earlier if row["program"] not in measured_now]
         print(common.save("sharded", saved, args))
     print(common.table(HEAD, lines))
     sys.exit(int(missed))
